@@ -1,0 +1,62 @@
+"""Turn the environment into one `Settings`; the only module that reads os.environ."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jitmpi.errors import ConfigError
+from slurm_plugin import contract
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this rank was started with.
+
+    Attributes:
+        job_id: the directory name of the job: "123", or "100_7" for an array task.
+        rank, size: SLURM_PROCID and SLURM_NTASKS; the world must have exactly this size.
+        node: Slurm's name of this node.
+        attempt: number of this launch in the job's life.
+        launcher: "host:port:key" of jit-srun, "" without one.
+    """
+
+    options: contract.Options
+    job_id: str
+    rank: int
+    size: int
+    node: str
+    attempt: int
+    launcher: str
+
+    @property
+    def job_directory(self) -> str:
+        """Where the checkpoints of this job lie."""
+        return os.path.join(self.options.dir, self.job_id)
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings | None:
+    """Read the settings of this rank; None outside Slurm or without `--jit-ckpt`.
+
+    Raises:
+        ConfigError: the option is there but something that must come with it is not.
+    """
+    env = os.environ if environ is None else environ
+    text = env.get(contract.ENV_OPTIONS) or env.get(contract.ENV_OPTIONS_JOB) or ""
+    if not text or "SLURM_PROCID" not in env:
+        return None
+    try:
+        options = contract.parse_options(text)
+        rank, size = int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
+        attempt = int(env.get(contract.ENV_ATTEMPT) or env.get("SLURM_RESTART_COUNT") or 0)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"jit-ckpt: the job's environment cannot be used: {error}") from error
+    job_id = env.get("SLURM_JOB_ID", "")
+    if env.get("SLURM_ARRAY_JOB_ID"):
+        job_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    if not job_id:
+        raise ConfigError("jit-ckpt: SLURM_JOB_ID is not set; start the ranks with srun or jit-srun")
+    node = env.get("SLURMD_NODENAME") or socket.gethostname()
+    return Settings(options, job_id, rank, size, node, attempt, env.get(contract.ENV_LAUNCHER, ""))
