@@ -21,6 +21,8 @@ class Settings:
         node: Slurm's name of this node.
         attempt: number of this launch in the job's life.
         launcher: "host:port:key" of jit-srun, "" without one.
+        step_id: Slurm's number of this step inside the job.
+        mpi_type: the PMI that srun offers ("pmix", "pmi2"), "none" without one.
     """
 
     options: contract.Options
@@ -30,6 +32,8 @@ class Settings:
     node: str
     attempt: int
     launcher: str
+    step_id: str = "0"
+    mpi_type: str = "none"
 
     @property
     def job_directory(self) -> str:
@@ -59,4 +63,14 @@ def read(environ: Mapping[str, str] | None = None) -> Settings | None:
     if not job_id:
         raise ConfigError("jit-ckpt: SLURM_JOB_ID is not set; start the ranks with srun or jit-srun")
     node = env.get("SLURMD_NODENAME") or socket.gethostname()
-    return Settings(options, job_id, rank, size, node, attempt, env.get(contract.ENV_LAUNCHER, ""))
+    launcher, step_id = env.get(contract.ENV_LAUNCHER, ""), env.get("SLURM_STEP_ID") or "0"
+    return Settings(options, job_id, rank, size, node, attempt, launcher, step_id, _mpi_type(env))
+
+
+def _mpi_type(env: Mapping[str, str]) -> str:
+    # srun takes SLURM_MPI_TYPE out of the tasks' environment when it is "none" (Slurm's src/interfaces/mpi.c).
+    if env.get("SLURM_MPI_TYPE"):
+        return env["SLURM_MPI_TYPE"]
+    if "PMIX_RANK" in env:
+        return "pmix"
+    return "pmi2" if "PMI_RANK" in env or "PMI_FD" in env else "none"
