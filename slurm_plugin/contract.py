@@ -6,6 +6,7 @@ Rule 2: data only; whoever reads an option's value calls `parse_options`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -32,6 +33,7 @@ CLAIM: Final = "claim-r{attempt}.json"
 JOURNAL: Final = "journal.jsonl"  # in the job's directory; jit-srun appends one line per launch, outcome and decision
 
 SPOOL: Final = "/var/spool/jit-ckpt"  # root's, mode 0700; one folder a job, one line a finished task
+TASKS: Final = "tasks"  # that file, in SPOOL/<job id>/
 
 
 class OptionError(ValueError):
@@ -62,7 +64,7 @@ class Options:
     relaunch: str = "on"
     hang: float = 10.0
     hang_floor: float = 300.0
-    settle: float = 60.0
+    settle: float = 30.0
     save: float = 1800.0
     resume: str = ""
 
@@ -81,6 +83,10 @@ ALLOWED: Final[dict[str, tuple[str, float | None, float | None]]] = {
     "resume": ("the path of a committed checkpoint, without commas", None, None),
 }
 WHOLE: Final = frozenset({"keep", "requeues", "relaunches"})
+
+# One grammar for C and Python: int() and float() also take "1_0", " 5", "1e3" and other scripts' digits.
+_NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def parse_options(text: str) -> Options:
@@ -110,8 +116,8 @@ def format_options(options: Options) -> str:
         if value == "" or (field.name == "hang" and value == 0):
             value = "off" if field.name == "hang" else value
         if value != "":
-            number = f"{value:g}" if isinstance(value, float) else str(value)
-            items.append(f"{field.name.replace('_', '-')}={number}")
+            written = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+            items.append(f"{field.name.replace('_', '-')}={written}")
     return ",".join(items)
 
 
@@ -122,13 +128,14 @@ def _value(key: str, text: str) -> object:
             raise OptionError(f"key {key!r} is {text!r}; allowed: {allowed}")
         return text
     if least is None or most is None:
+        if _CONTROL.search(text):
+            raise OptionError(f"key {key!r} is {text!r}; allowed: {allowed}")
         return text
     if key == "hang" and text == "off":
         return 0.0
-    try:
-        number: float = int(text) if key in WHOLE else float(text)
-    except ValueError:
-        raise OptionError(f"key {key!r} is {text!r}; allowed: {allowed}") from None
+    if not _NUMBER.fullmatch(text) or (key in WHOLE and "." in text):
+        raise OptionError(f"key {key!r} is {text!r}; allowed: {allowed}")
+    number: float = int(text) if key in WHOLE else float(text)
     if not least <= number <= most:
         raise OptionError(f"key {key!r} is {text!r}; allowed: {allowed}")
     return number

@@ -1,0 +1,48 @@
+/*
+ * Names that C, shell and Python share: the C side of slurm_plugin/contract.py.
+ *
+ * Rule 1: every constant of contract.py is here as JIT_<name> with the same value, and nothing else is;
+ *         tests/unit/test_contract.py compares the two.
+ * Rule 2: data only.
+ */
+#ifndef JIT_CONTRACT_H
+#define JIT_CONTRACT_H
+
+#define JIT_OPTION "jit-ckpt"
+
+#define JIT_ENV_OPTIONS      "JIT_CKPT"
+#define JIT_ENV_OPTIONS_JOB  "SLURM_SPANK_JIT_CKPT"
+#define JIT_ENV_OPTIONS_HOOK "SPANK_JIT_CKPT"
+#define JIT_ENV_ATTEMPT      "JIT_CKPT_ATTEMPT"
+#define JIT_ENV_LAUNCHER     "JIT_CKPT_LAUNCHER"
+
+#define JIT_EXIT_COMMITTED 83
+#define JIT_EXIT_LOST      84
+#define JIT_EXIT_REFUSED   85
+
+#define JIT_MANIFEST       "manifest.json"
+#define JIT_CHECKPOINT     "checkpoint.h5"
+#define JIT_RANK_FILE      "rank{rank}.h5"
+#define JIT_CHECKPOINT_DIR "m{minibatch}-r{attempt}"
+#define JIT_CLAIM          "claim-r{attempt}.json"
+#define JIT_JOURNAL        "journal.jsonl"
+
+#define JIT_SPOOL "/var/spool/jit-ckpt"
+#define JIT_TASKS "tasks"
+
+/* KEY(name, allowed, kind, least, most); the bounds count for numbers only. */
+/* clang-format off */
+#define JIT_KEYS(KEY)                                                                         \
+    KEY("dir", "an absolute or relative path without commas", JIT_PATH, 0, 0)                 \
+    KEY("keep", "a whole number from 1 to 1000", JIT_WHOLE, 1, 1000)                          \
+    KEY("requeues", "a whole number from 0 to 1000", JIT_WHOLE, 0, 1000)                      \
+    KEY("relaunches", "a whole number from 0 to 1000", JIT_WHOLE, 0, 1000)                    \
+    KEY("relaunch", "on or off", JIT_SWITCH, 0, 0)                                            \
+    KEY("hang", "off or a number from 2 to 1000", JIT_NUMBER_OR_OFF, 2, 1000)                 \
+    KEY("hang-floor", "seconds from 1 to 86400", JIT_NUMBER, 1, 86400)                        \
+    KEY("settle", "seconds from 1 to 3600", JIT_NUMBER, 1, 3600)                              \
+    KEY("save", "seconds from 1 to 86400", JIT_NUMBER, 1, 86400)                              \
+    KEY("resume", "the path of a committed checkpoint, without commas", JIT_PATH, 0, 0)
+/* clang-format on */
+
+#endif
