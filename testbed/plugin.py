@@ -1,0 +1,68 @@
+"""Put the project's plugin and hooks into a cluster's own folder, the way a site would install them.
+
+Rule: the hooks run under the distribution's python3, isolated (-I); only this checkout is added to its path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from testbed.commands import TestbedError, run
+from testbed.namespaces import RUN
+
+REPO: Final = Path(__file__).resolve().parent.parent
+LIBRARY: Final = "jit_ckpt.so"
+BUILD_TIMEOUT: Final = 120.0  # seconds for the C plugin; it takes about two
+HOOKS: Final = {"epilog-slurmctld": "controller_epilog", "epilog": "epilog"}  # file -> module of slurm_plugin
+
+WRAPPER: Final = """\
+#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+exec /usr/bin/python3 -I -B -c \\
+  'import runpy, sys; sys.path.insert(0, "{repo}"); runpy.run_module("slurm_plugin.{module}", run_name="__main__")'
+"""
+
+
+def available() -> bool:
+    """Whether this checkout has the C plugin."""
+    return (REPO / "spank" / "Makefile").exists()
+
+
+def has_hook(name: str) -> bool:
+    """Whether this checkout has the program behind a hook ("epilog-slurmctld" or "epilog")."""
+    return (REPO / "slurm_plugin" / f"{HOOKS[name]}.py").exists()
+
+
+def install_library(folder: Path) -> Path:
+    """Build the SPANK plugin and install it below `folder`; return the path of the library.
+
+    Raises:
+        TestbedError: it does not build, or installs no library.
+    """
+    RUN.mkdir(parents=True, exist_ok=True)
+    with open(RUN / ".build.lock", "w", encoding="utf-8") as lock:  # clusters that start together share one source tree
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = ["make", "-C", str(REPO / "spank"), f"DESTDIR={folder}", "install"]
+        run(command, timeout=BUILD_TIMEOUT, env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")})
+    found = sorted(folder.rglob(LIBRARY))
+    if not found:
+        raise TestbedError(f"`{' '.join(command)}` installed no {LIBRARY}")
+    return found[0]
+
+
+def install_hook(name: str, folder: Path) -> Path:
+    """Write the wrapper that slurmctld or slurmd runs; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(WRAPPER.format(repo=REPO, module=HOOKS[name]), encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def plugstack_conf(library: Path | None) -> str:
+    """Write plugstack.conf; `optional`, so that a plugin that does not load hurts nobody."""
+    return f"optional {library}\n" if library else ""
