@@ -92,7 +92,8 @@ def _draw_stages(axes: Any, marks: Marks, stages: Sequence[Span]) -> None:
         axes.axvline(start + length, color="#00000018", linewidth=0.8, zorder=0)
         text = f"{length:.2f} s" if length >= 0.1 else f"{length * 1000:.1f} ms"
         if length > whole / 10:
-            axes.text(start + length / 2, row, text, va="center", ha="center", fontsize=10, color="white")
+            colour = "black" if stage.what in ("relaunch", "settle") else "white"
+            axes.text(start + length / 2, row, text, va="center", ha="center", fontsize=10, color=colour)
         else:
             axes.text(start + length + whole / 100, row, text, va="center", fontsize=10)
     axes.set_yticks(range(len(stages)), [stage.what for stage in stages])
