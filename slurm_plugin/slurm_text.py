@@ -1,0 +1,227 @@
+"""What Slurm says about jobs, nodes and steps, read from the text of `scontrol show`.
+
+Rule 1: pure functions; the first mention of a key counts and free text (names, comments, paths) is never searched for
+        keys, so that a user's job name cannot pose as a state.
+Rule 2: unknown keys are skipped and missing ones have a default: Slurm adds and drops keys with every version.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Final
+
+NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+SLURMD_PORT: Final = 6818  # Slurm's default
+# Keys whose value is the rest of the line.
+FREE_TEXT: Final = frozenset(
+    (
+        *("JobName", "Command", "WorkDir", "Comment", "AdminComment", "SystemComment"),
+        *("StdErr", "StdIn", "StdOut", "Reason", "OS", "Extra", "SubmitLine"),
+    )
+)
+NOT_STARTABLE: Final = frozenset(["DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "NOT_RESPONDING"])
+NOTHING: Final = ("", "(null)", "None", "N/A", "Unknown", "NONE")
+
+
+class SlurmError(Exception):
+    """Slurm refused or did not answer in time; the message holds the command and Slurm's words."""
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """What Slurm says of one job.
+
+    Attributes:
+        job_id: the bare number ("123"), also for an array task.
+        state: "RUNNING", "CANCELLED", "TIMEOUT", "PREEMPTED", "PENDING", ...
+        completing: the job is on its way out of the nodes.
+        restarts: how often it went back to the queue.
+        nodes: its nodes in Slurm's order; lost ones are gone from it once Slurm has noticed.
+        excluded: nodes it may not use.
+        preempted: Slurm has asked it to make room.
+        end: seconds since the epoch when its time is over; 0.0 without a limit.
+        batch, may_requeue: it has a batch script; Slurm may put it back into the queue.
+        array_job, array_task: "" outside arrays.
+    """
+
+    job_id: str
+    state: str
+    completing: bool = False
+    restarts: int = 0
+    nodes: tuple[str, ...] = ()
+    batch_host: str = ""
+    excluded: tuple[str, ...] = ()
+    preempted: bool = False
+    end: float = 0.0
+    batch: bool = True
+    may_requeue: bool = True
+    array_job: str = ""
+    array_task: str = ""
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One node: its state with all flags ("IDLE+DRAIN", "DOWN*"), why, and where its slurmd listens."""
+
+    name: str
+    state: str
+    reason: str
+    address: str
+    port: int
+
+    @property
+    def sick(self) -> bool:
+        """Whether Slurm itself would not start anything there now."""
+        flags = set(re.split(r"[^A-Z_]+", self.state))
+        return "*" in self.state or bool(
+            flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "NOT_RESPONDING"}
+        )
+        flags = set(re.split(r"[^A-Z_]+", self.state))
+        return "*" in self.state or bool(flags & NOT_STARTABLE)
+
+
+def parse_job(text: str) -> JobInfo:
+    """Read `scontrol show job` of one job.
+
+    Raises:
+        SlurmError: the text holds no job.
+    """
+    pairs = _pairs(text, "JobId")
+    if not pairs:
+        raise SlurmError(f"scontrol show job: no job in {text[:200]!r}")
+    first = pairs[0]
+    return JobInfo(
+        job_id=first["JobId"],
+        state=_state(first),
+        completing="COMPLETING" in re.split(r"[,+ ]", first.get("JobState", "")),
+        restarts=_number(first.get("Restarts")),
+        nodes=expand(first.get("NodeList", "")),
+        batch_host=_value(first.get("BatchHost")),
+        excluded=expand(first.get("ExcNodeList", "")),
+        preempted=_value(first.get("PreemptTime")) != "",
+        end=_when(first.get("EndTime")),
+        batch=first.get("BatchFlag", "1") != "0",
+        may_requeue=first.get("Requeue", "1") != "0",
+        array_job=_value(first.get("ArrayJobId")),
+        array_task=_value(first.get("ArrayTaskId")),
+    )
+
+
+def _state(job: dict[str, str]) -> str:
+    """Name the state behind COMPLETING, which hides it in scontrol and in every form of squeue (seen on 22.05).
+
+    A job whose processes still run can have got there in four ways, which leave different traces.
+    """
+    names = [n for n in re.split(r"[,+ ]", job.get("JobState", "")) if n and n != "COMPLETING"]
+    if names:
+        return names[0]
+    if _value(job.get("PreemptTime")):
+        return "PREEMPTED"
+    start, end, limit = _when(job.get("StartTime")), _when(job.get("EndTime")), _seconds(job.get("TimeLimit"))
+    if limit and _seconds(job.get("RunTime")) >= limit:
+        return "TIMEOUT"
+    # A requeued job's end is what it would be if it started now; a cancelled one's is when it was cancelled.
+    if not end or (limit and end - start >= limit):
+        return "PENDING"
+    return "CANCELLED"
+
+
+def parse_nodes(text: str, slurmd_port: int = SLURMD_PORT) -> tuple[NodeInfo, ...]:
+    """Read `scontrol show node`; a node's Port is printed only where it is not the cluster's."""
+    return tuple(
+        NodeInfo(
+            name=node["NodeName"],
+            state=node.get("State", "UNKNOWN"),
+            reason=_value(node.get("Reason")),
+            address=_value(node.get("NodeAddr")) or node["NodeName"],
+            port=_number(node.get("Port")) or slurmd_port,
+        )
+        for node in _pairs(text, "NodeName")
+    )
+
+
+def parse_port(text: str) -> int:
+    """Read slurmd's port from `scontrol show config`."""
+    found = re.search(r"^SlurmdPort\s*=\s*(\d+)", text, re.MULTILINE)
+    return int(found.group(1)) if found else SLURMD_PORT
+
+
+def parse_step_of(text: str, pid: int) -> str:
+    """Find the step that the srun with this process id started in `scontrol show step`; "" for none."""
+    for step in _pairs(text, "StepId"):
+        if step.get("SrunHost:Pid", "").rpartition(":")[2] == str(pid):
+            return step["StepId"].rpartition(".")[2]
+    return ""
+
+
+def expand(nodes: str) -> tuple[str, ...]:
+    """Expand Slurm's short form of a node list: "n[1-3,07],gpu1" -> ("n1", "n2", "n3", "n07", "gpu1").
+
+    Raises:
+        SlurmError: it cannot be read.
+    """
+    if nodes.strip() in NOTHING:
+        return ()
+    return tuple(name for item in re.split(r",(?![^\[]*\])", nodes.strip()) for name in _expand_one(item))
+
+
+def _expand_one(item: str) -> list[str]:
+    head, bracket, rest = item.partition("[")
+    if not bracket:
+        if not NODE_NAME.fullmatch(item):
+            raise SlurmError(f"{item!r} is not a node list")
+        return [item]
+    inside, closed, tail = rest.partition("]")
+    numbers: list[str] = []
+    for part in inside.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)
+        if not found or not closed:
+            raise SlurmError(f"{item!r} is not a node list")
+        low, high = found.group(1), found.group(2) or found.group(1)
+        numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
+    tails = _expand_one("x" + tail) if tail else ["x"]
+    return [f"{head}{number}{end[1:]}" for number in numbers for end in tails]
+
+
+def _pairs(text: str, begin: str) -> list[dict[str, str]]:
+    """Split the output of `scontrol show` into one dictionary a record; records begin with `begin=`."""
+    records: list[dict[str, str]] = []
+    for line in text.splitlines():
+        if line.startswith(f"{begin}="):
+            records.append({})
+        rest = line.strip()
+        while rest and records:
+            key, equals, after = rest.partition("=")
+            if not equals:
+                break
+            value, _, rest = (after, "", "") if key in FREE_TEXT else after.partition(" ")
+            records[-1].setdefault(key.strip(), value)
+            rest = rest.strip()
+    return records
+
+
+def _value(text: str | None) -> str:
+    return "" if text is None or text in NOTHING else text
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else 0
+
+
+def _when(text: str | None) -> float:
+    """Read "2026-11-29T17:01:19", local time; 0.0 for none."""
+    try:
+        return time.mktime(time.strptime(text or "", "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _seconds(text: str | None) -> int:
+    """Read "1-02:03:04", "02:03:04"; 0 for no limit."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text or "", re.ASCII)
+    if not found:
+        return 0
+    days, hours, minutes, seconds = (int(n or 0) for n in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
