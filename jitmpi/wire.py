@@ -1,0 +1,365 @@
+"""Turn a TCP socket into an authenticated link: whole frames in, whole frames out, never waiting.
+
+Rule 1: nothing that the peer has not proved with the job's key is handed on; what fails is dropped with its connection.
+Rule 2: no call here blocks. What the kernel does not take is queued, or refused when the caller can do without.
+Rule 3: memory is bounded: `HELLO_BYTES` before the proof, `MAX_FRAME` and `MAX_BACKLOG` after it.
+
+A connection begins with four messages under the job's key: hello (who, to whom, nonce), challenge (nonce, proof),
+proof, welcome. Each proof covers both nonces and both ranks, and so do the two keys, one a direction, that sign the
+frames; hence a recorded frame fits neither another connection, nor the other direction, nor another place in the
+sequence.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hmac
+import os
+import secrets
+import socket
+import struct
+import sys
+import termios
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from typing import NamedTuple
+
+from jitmpi.errors import WireError
+
+KEY_BYTES = 32
+MAX_FRAME = 64 << 20  # bytes of payload; a report with all its contexts is far below
+MAX_BACKLOG = 4 * MAX_FRAME  # bytes queued for a peer that does not read; past it the link is given up
+CHUNK = 64 << 10  # bytes asked of the kernel at a time; below malloc's threshold for mmap
+
+MAGIC = b"JIT1"
+HELLO = struct.Struct("!4sII32s")
+HELLO_BYTES = HELLO.size + 32  # all that an acceptor ever reads before the peer has proved itself
+HEADER = struct.Struct("!IQB")  # payload length, sequence number, kind
+MAC_BYTES = 16
+HEAD_BYTES = HEADER.size + MAC_BYTES
+
+UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+USER_TIMEOUT_MS = 2000
+# A peer that acknowledges but never reads ends in ETIMEDOUT too (its window stays zero); its last acknowledgement is
+# then younger than the timeout, that of a dead node never is.
+ALIVE_MS = USER_TIMEOUT_MS - 100
+TCP_INFO_ACK = 8 + 4 * 12  # offset of tcpi_last_ack_recv in Linux's struct tcp_info
+
+
+class Frame(NamedTuple):
+    """One frame as it came; `mac` is checked by `Opener.verify`."""
+
+    kind: int
+    header: bytes
+    mac: bytes
+    payload: bytes
+
+
+def configure(sock: socket.socket) -> None:
+    """Make a socket non-blocking and let the kernel find a dead peer node within about two seconds."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+def digest(payload: bytes) -> bytes:
+    """Hash a payload; made once for a payload that goes to several peers."""
+    return blake2b(payload, digest_size=32).digest()
+
+
+class Handshake:
+    """One side of the mutual proof, without I/O: bytes in through `receive`, bytes to send out of it.
+
+    The connecting side knows whom it wants (`peer`) and begins with `hello`; the accepting side passes None and asks
+    `welcome` whether it expects the rank that calls.
+    """
+
+    def __init__(self, key: bytes, rank: int, peer: int | None, welcome: Callable[[int], bool] | None = None) -> None:
+        self.peer = peer
+        self.keys: tuple[bytes, bytes] | None = None  # (to send with, to receive with) once the peer has proved itself
+        self.trusted = False  # the peer has proved itself
+        self.rest = b""  # what came after the handshake; frames
+        self._key, self._rank, self._welcome = key, rank, welcome
+        self._nonce = secrets.token_bytes(32)
+        self._transcript = b""
+        self._connecting = peer is not None
+        self._next = self._on_challenge if self._connecting else self._on_hello
+        self._need = 64 if self._connecting else HELLO.size
+        self._buffer = b""
+
+    def hello(self) -> bytes:
+        """Return what the connecting side sends first."""
+        assert self.peer is not None
+        self._transcript = HELLO.pack(MAGIC, self._rank, self.peer, self._nonce)
+        return self._transcript
+
+    def receive(self, data: bytes) -> bytes:
+        """Take what the peer sent and return the answer; `keys` is set when the peer has proved itself.
+
+        Raises:
+            WireError: it is not a peer of this job, or not the one expected.
+        """
+        self._buffer += data
+        answer = b""
+        while self.keys is None and len(self._buffer) >= self._need:
+            message, self._buffer = self._buffer[: self._need], self._buffer[self._need :]
+            answer += self._next(message)
+        if self.keys is not None:
+            self.rest, self._buffer = self._buffer, b""
+        elif not self._connecting and not MAGIC.startswith(self._buffer[:4]) and not self._transcript:
+            raise WireError("a connection did not begin as one of ours")
+        return answer
+
+    def _on_hello(self, message: bytes) -> bytes:
+        magic, peer, wanted, _ = HELLO.unpack(message)
+        if magic != MAGIC or wanted != self._rank or not (self._welcome is None or self._welcome(peer)):
+            raise WireError(f"an unexpected hello, of rank {peer} to rank {wanted}")
+        self.peer = peer
+        self._transcript = message + self._nonce
+        self._next, self._need = self._on_proof, 32
+        return self._nonce + self._prove(b"challenge")
+
+    def _on_challenge(self, message: bytes) -> bytes:
+        self._transcript += message[:32]
+        self._check(message[32:], b"challenge")
+        self._next, self._need = self._on_welcome, 32
+        return self._prove(b"proof")
+
+    def _on_proof(self, message: bytes) -> bytes:
+        self._check(message, b"proof")
+        self.keys = self._prove(b"down"), self._prove(b"up")
+        return self._prove(b"welcome")
+
+    def _on_welcome(self, message: bytes) -> bytes:
+        self._check(message, b"welcome")
+        self.keys = self._prove(b"up"), self._prove(b"down")
+        return b""
+
+    def _prove(self, role: bytes) -> bytes:
+        return blake2b(role + self._transcript, key=self._key, digest_size=32).digest()
+
+    def _check(self, proof: bytes, role: bytes) -> None:
+        if not hmac.compare_digest(proof, self._prove(role)):
+            raise WireError(f"rank {self.peer} does not hold this job's key ({role.decode()} refused)")
+        self.trusted = True
+
+
+class Sealer:
+    """Turn payloads into the frames of one direction of one connection."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._sequence = 0
+
+    def seal(self, kind: int, payload: bytes, hashed: bytes) -> bytes:
+        """Return the next frame; `hashed` is `digest(payload)`."""
+        header = HEADER.pack(len(payload), self._sequence, kind)
+        self._sequence += 1
+        return header + blake2b(header + hashed, key=self._key, digest_size=MAC_BYTES).digest() + payload
+
+
+class Opener:
+    """Cut the bytes of one direction of one connection into frames."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._sequence = 0
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are now whole, in order; their MACs are not checked yet.
+
+        Raises:
+            WireError: a frame is too long or not the next one.
+        """
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted():
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        frames, start, end = [], 0, len(data)
+        while end - start >= HEAD_BYTES:
+            length, sequence, kind = HEADER.unpack_from(data, start)
+            self._expect(length, sequence)
+            body = start + HEAD_BYTES
+            if end - body < length:
+                break
+            header, mac = data[start : start + HEADER.size], data[start + HEADER.size : body]
+            frames.append(Frame(kind, header, mac, data[body : body + length]))
+            self._sequence += 1
+            start = body + length
+        if start < end:
+            self._rest += data[start:]
+        return frames
+
+    def verify(self, frame: Frame) -> bool:
+        """Tell whether the peer sealed this frame; costs a hash of the payload."""
+        signed = frame.header + digest(frame.payload)
+        return hmac.compare_digest(frame.mac, blake2b(signed, key=self._key, digest_size=MAC_BYTES).digest())
+
+    def _wanted(self) -> int:
+        if len(self._rest) < HEAD_BYTES:
+            return HEAD_BYTES
+        length, sequence, _ = HEADER.unpack_from(self._rest)
+        self._expect(length, sequence)
+        return HEAD_BYTES + int(length)
+
+    def _expect(self, length: int, sequence: int) -> None:
+        if length > MAX_FRAME or sequence != self._sequence:
+            raise WireError(f"frame {sequence} of {length} bytes came instead of frame {self._sequence}")
+
+
+class Link:
+    """One authenticated connection to a peer rank.
+
+    `send` and `offer` may be called by any thread; `read`, `write` and `close` by the one that polls. `backlogged` is
+    called with True when bytes begin to wait for `write`, with False when none do.
+    """
+
+    def __init__(self, sock: socket.socket, handshake: Handshake, backlogged: Callable[[Link, bool], None]) -> None:
+        assert handshake.keys is not None
+        assert handshake.peer is not None
+        self.peer = handshake.peer
+        self.fd = sock.fileno()
+        self.opener = Opener(handshake.keys[1])
+        self.ended = False  # nothing more comes from the peer
+        self.unreachable = False  # the peer's node does not answer, not just its process
+        self._sealer = Sealer(handshake.keys[0])
+        self._sock = sock
+        self._closed = False
+        self._broken = False  # nothing more can be sent
+        self._backlogged = backlogged
+        self._lock = threading.Lock()
+        self._queue: deque[memoryview] = deque()
+        self._queued = 0
+
+    def send(self, kind: int, payload: bytes) -> bool:
+        """Send a frame now or, as far as the kernel does not take it, later; False when the link is broken.
+
+        Raises:
+            WireError: the payload is longer than `MAX_FRAME`.
+        """
+        if len(payload) > MAX_FRAME:
+            raise WireError(f"a frame of {len(payload)} bytes is over the limit of {MAX_FRAME}; not sent")
+        with self._lock:
+            return self._send(kind, payload, digest(payload))
+
+    def offer(self, kind: int, payload: bytes, hashed: bytes) -> bool:
+        """Send a frame if that needs no waiting; False, and nothing sent, when earlier bytes still wait.
+
+        `hashed` is `digest(payload)`. Made for the training thread: no error, no wait, not even for a lock.
+        """
+        if self._queue or len(payload) > MAX_FRAME or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return not self._queue and self._send(kind, payload, hashed)
+        finally:
+            self._lock.release()
+
+    def _send(self, kind: int, payload: bytes, hashed: bytes) -> bool:
+        if self._broken:
+            return False
+        frame = self._sealer.seal(kind, payload, hashed)
+        sent = 0
+        if not self._queue:
+            sent = self._give(frame)
+        if sent < len(frame) and not self._broken:
+            self._queue.append(memoryview(frame)[sent:])
+            self._queued += len(frame) - sent
+            if self._queued > MAX_BACKLOG:
+                self._break(errno.ENOBUFS)
+            else:
+                self._backlogged(self, True)
+        return not self._broken
+
+    def write(self) -> bool:
+        """Hand queued bytes to the kernel; True when none are left."""
+        with self._lock:
+            while self._queue and not self._broken:
+                sent = self._give(self._queue[0])
+                self._queued -= sent
+                if sent < len(self._queue[0]):
+                    self._queue[0] = self._queue[0][sent:]
+                    return False
+                self._queue.popleft()
+            if not self._closed:
+                self._backlogged(self, False)  # under the lock, or it could undo another thread's True
+            return True
+
+    def read(self) -> list[Frame]:
+        """Return the frames that have come; sets `ended` at the end of the connection, whatever ended it.
+
+        Raises:
+            WireError: the bytes are not a peer's; close the link.
+        """
+        try:
+            data = self._sock.recv(CHUNK)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            self._judge(error.errno or errno.EIO)
+            data = b""
+        if not data:
+            self.ended = True
+            return []
+        return self.opener.feed(data)
+
+    def unsent(self) -> int:
+        """Count the bytes that the peer's kernel has not acknowledged; 0 when the link is broken."""
+        if self._broken or self._closed:
+            return 0
+        pending = fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(4))
+        return self._queued + int.from_bytes(pending, sys.byteorder)
+
+    def close(self) -> None:
+        """Close the connection; what is queued is lost."""
+        with self._lock:
+            self._broken = self._closed = True
+            self._queue.clear()
+            self._sock.close()
+
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child, where the lock may be held for ever by a thread that is not there."""
+        self._broken = self._closed = True
+        abandon(self._sock)
+
+    def _give(self, data: bytes | memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._break(error.errno or errno.EIO)
+            return 0
+
+    def _break(self, error: int) -> None:
+        # The connection is left open: what the peer sent before its end can still be read.
+        self._judge(error)
+        self._broken = True
+        self._queue.clear()
+        self._queued = 0
+        if error == errno.ENOBUFS:  # our own decision, of which the kernel knows nothing yet
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _judge(self, error: int) -> None:
+        if error in UNREACHABLE:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            (silence,) = struct.unpack_from("I", info, TCP_INFO_ACK)
+            self.unreachable = error != errno.ETIMEDOUT or silence >= ALIVE_MS
+
+
+def abandon(sock: socket.socket) -> None:
+    """Close a socket's descriptor in a forked child, telling neither the peer nor the parent."""
+    fd = sock.detach()
+    if fd >= 0:
+        os.close(fd)
