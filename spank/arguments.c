@@ -27,7 +27,8 @@ static const char *const FLAGS[] = {
     "usage", "use-min-nodes", "verbose", "version", "whole", "x11",
 };
 /* clang-format on */
-static const char SHORT_FLAGS[] = "EHIKOQVXZhklsuv";
+static const char SHORT_FLAGS[] = "EHOQVXZhlsuv";
+static const char SHORT_OPTIONAL[] = "IKk"; /* -K0: the rest of the word, if any, is the value */
 
 /* getopt accepts an unambiguous beginning of a name. */
 static bool begins(const char *name, const char *word, size_t length)
@@ -53,10 +54,9 @@ static bool long_wants_value(const char *name, bool sbatch)
 /* A cluster like -vN2: a letter that takes a value ends it, and the value may follow at once. */
 static bool short_wants_value(const char *letters, bool sbatch)
 {
-    for (; *letters != '\0'; letters++)
-        if (strchr(SHORT_FLAGS, *letters) == NULL && !(sbatch && *letters == 'W'))
-            return letters[1] == '\0';
-    return false;
+    while (*letters != '\0' && (strchr(SHORT_FLAGS, *letters) != NULL || (sbatch && *letters == 'W')))
+        letters++;
+    return *letters != '\0' && strchr(SHORT_OPTIONAL, *letters) == NULL && letters[1] == '\0';
 }
 
 enum answer { GO_ON, SKIP_NEXT, FOUND, END };

@@ -1,0 +1,48 @@
+"""The checkpoint directory at submission."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Prepare = Callable[[Path], str]
+
+
+def test_made_private(prepare: Prepare, tmp_path: Path) -> None:
+    """A missing directory is made with mode 0700, one that is there keeps its mode."""
+    assert prepare(tmp_path / "new") == ""
+    assert (tmp_path / "new").stat().st_mode & 0o7777 == 0o700
+    (tmp_path / "old").mkdir(mode=0o755)
+    assert prepare(tmp_path / "old") == ""
+    assert (tmp_path / "old").stat().st_mode & 0o7777 == 0o755
+
+
+def test_link_to_a_directory(prepare: Prepare, tmp_path: Path) -> None:
+    """The user's own links are followed."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert prepare(tmp_path / "link") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("no/such/place", "cannot create directory '{}': No such file or directory"),
+        ("file", "cannot use directory '{}': Not a directory"),
+        ("dangling", "cannot use directory '{}': No such file or directory"),
+    ],
+)
+def test_refused(prepare: Prepare, tmp_path: Path, path: str, words: str) -> None:
+    """What cannot become a directory is refused with path and reason."""
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    assert prepare(tmp_path / path).startswith(words.format(tmp_path / path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; test_allocator.py does it as a user")
+def test_not_writable(prepare: Prepare, tmp_path: Path) -> None:
+    """A directory without write permission is refused."""
+    (tmp_path / "closed").mkdir(mode=0o555)
+    assert prepare(tmp_path / "closed").startswith(f"cannot write to directory '{tmp_path}/closed'")
