@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 
 def attach(**objects: Any) -> Run:
-    """Protect a training run; see `jitmpi.run.attach` for the arguments."""
-    from jitmpi import run
+    """Protect a training run; see `jitmpi.session.attach` for the arguments."""
+    from jitmpi import session
 
-    return run.attach(**objects)
+    return session.attach(**objects)

@@ -1,0 +1,238 @@
+"""The agent of one rank: a thread that watches the others, and the wiring of the fault path.
+
+Rule 1: the thread blocks in `ControlPlane.poll` and nowhere else for longer than a notice takes.
+Rule 2: no MPI call, no collective, no wait without a deadline. One place catches: `_main`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from dataclasses import replace
+
+from jitmpi import control, leave, messages
+from jitmpi.carry import FLUSH, Carrier
+from jitmpi.config import Settings
+from jitmpi.detect import Progress
+from jitmpi.errors import WireError
+from jitmpi.events import Context, Fault, Member, Report
+from jitmpi.messages import Kind
+from jitmpi.round import Round
+from jitmpi.settle import Gate
+from jitmpi.vault import Vault
+from jitmpi.wards import Wards
+
+WATCHED = ("between", "updating")  # phases inside a minibatch, where silence can be a hang
+IDLE_POLL = 3600.0  # seconds; with nothing to wait for the thread sleeps until a peer or the training thread wakes it
+
+
+class Agent:
+    """Watches the other ranks, and saves the state when something fails.
+
+    Args:
+        staging: template of the folder that a plan is written into.
+        versions: of what the state was computed with, for the manifest.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        members: list[Member],
+        plane: control.ControlPlane,
+        vault: Vault,
+        *,
+        staging: str,
+        versions: dict[str, str],
+    ) -> None:
+        self.settings, self.members = settings, members
+        self._plane, self._vault = plane, vault
+        self.gate = Gate(plane.wake)
+        options = settings.options
+        self.progress = Progress(options.hang, options.hang_floor)
+        self._carrier = Carrier(settings, members, plane, vault, self.gate, versions)
+        self._wards = Wards(control.wards(members, settings.rank), plane.contexts)
+        self._buddies = control.buddies(members, settings.rank)
+        candidates = control.candidates(members)
+        self._round = Round(settings.rank, settings.size, candidates, options.settle, options.save, staging)
+        self._signals: set[int] = set()
+        self._goodbyes: set[int] = set()
+        self._all_done = threading.Event()
+        self._finished = self._first_update = False
+        self._closed_at: float | None = None
+        self._reported = False
+        self._thread = threading.Thread(target=self._main, name="jit-ckpt", daemon=True)
+
+    def start(self, signals: set[int]) -> None:
+        """Begin to watch; `signals` ask for a planned end."""
+        self._signals = signals
+        self._thread.start()
+
+    def hand_over_start(self, start: Context) -> None:
+        """Training thread: give the buddies what a feed began with."""
+        for buddy in self._buddies:
+            self._plane.send(buddy, Kind.START, messages.encode_context(start))
+
+    def hand_over(self, context: Context) -> None:
+        """Training thread: give the buddies this rank's replay context; never waits."""
+        self._plane.offer(self._buddies, Kind.CONTEXT, messages.encode_context(context))
+
+    def began(self, minibatch: int) -> None:
+        """Training thread: every rank has S(minibatch); until the first update there is nothing new to save."""
+        self._round.base = minibatch
+
+    def first_update(self) -> None:
+        """Training thread: the first update after the start is done."""
+        self._first_update = True
+        self._plane.wake()
+
+    def finish(self, patience: float | None) -> bool:
+        """Training thread: an orderly end; return whether all linked ranks came to theirs within `patience` seconds."""
+        self._finished = True
+        self._plane.broadcast(Kind.GOODBYE, messages.encode_values({}))
+        self._plane.wake()
+        return self._all_done.wait(patience)
+
+    def tell(self, event: dict[str, object]) -> bool:
+        """Send a notice to jit-srun; False when it cannot be reached."""
+        return leave.notify(self.settings, event)
+
+    def _main(self) -> None:
+        try:
+            while True:
+                for event in self._plane.poll(self._timeout()):
+                    self._on_event(event)
+                self._step()
+        except BaseException:
+            text = traceback.format_exc()
+            leave.die(self.settings, f"the agent failed and saved nothing\n{text}{self.gate.error}")
+
+    def _timeout(self) -> float:
+        times = [self._round.wait_until()]
+        if self._closed_at is None:
+            times.append(self.progress.overdue_at() if self.gate.place.phase in WATCHED else None)
+            if self.progress.factor and not self._round.active:
+                times.append(time.monotonic() + self.progress.floor)  # the training thread does not wake this one
+        elif not self._reported:
+            times.append(self.gate.wait_until(self._closed_at, self.settings.options.settle))
+        ahead = [at for at in times if at is not None]
+        return max(0.0, min(ahead) - time.monotonic()) if ahead else IDLE_POLL
+
+    def _on_event(self, event: control.Event) -> None:
+        match event:
+            case control.Gone():
+                self._on_gone(event)
+            case control.Received():
+                try:
+                    self._on_frame(event.rank, event.kind, event.payload)
+                except (WireError, KeyError, TypeError, ValueError) as error:
+                    leave.say(self.settings, f"a {event.kind.name} of rank {event.rank} was dropped: {error}")
+            case control.Signalled() if event.signum in self._signals and not self._round.active:
+                self._planned(event.signum)
+            case _:
+                pass
+
+    def _on_gone(self, event: control.Gone) -> None:
+        if event.said_goodbye and not self._round.active:
+            self._round.lost.add(event.rank)
+            return
+        if self._finished:
+            leave.end(0)  # this rank's work is done; the collective end of MPI would never come
+        node = self.members[event.rank].node
+        how = "does not answer any more" if event.unreachable else "closed its connection"
+        away = (event.rank,) if event.unreachable else ()
+        detail = f"rank {event.rank} on {node} {how}"
+        fault = Fault("death", (event.rank,), away, self.gate.place.minibatch, detail, time.time())
+        if self.gate.place.phase == "starting":
+            self._lost_at_start(fault)
+        self._round.on_gone(fault, time.monotonic())
+
+    def _on_frame(self, rank: int, kind: Kind, payload: bytes) -> None:
+        now, wall = time.monotonic(), time.time()
+        match kind:
+            case Kind.START:
+                self._wards.began(rank, payload)
+            case Kind.FAULT:
+                self._on_fault(rank, messages.decode_fault(payload), now)
+            case Kind.REPORT:
+                self._round.on_report(messages.decode_report(payload), now)
+            case Kind.PLAN:
+                self._round.on_plan(messages.decode_plan(payload), now)
+            case Kind.WRITTEN:
+                self._round.on_written(messages.decode_written(payload), now, wall)
+            case Kind.FAILED:
+                values = messages.decode_values(payload)
+                self._round.on_failed(rank, int(values["epoch"]), str(values["reason"]), now)
+            case Kind.COMMITTED:
+                self._round.on_committed(str(messages.decode_values(payload)["directory"]))
+            case Kind.ABORT:
+                self._round.on_abort(str(messages.decode_values(payload)["reason"]))
+            case Kind.GOODBYE:
+                self._goodbyes.add(rank)
+
+    def _on_fault(self, rank: int, fault: Fault, now: float) -> None:
+        if self._finished:
+            leave.end(0)
+        if self.gate.place.phase == "starting":
+            self._lost_at_start(fault)
+        self._round.on_fault(rank, fault, now)
+
+    def _step(self) -> None:
+        """Look at the training thread and at the clock, then act."""
+        if self._first_update:
+            self._first_update = False
+            if self.settings.rank == 0:
+                self.tell({"event": "update", "minibatch": self.gate.place.minibatch})
+        if self._finished and self._plane.peers() <= self._goodbyes | self._round.lost:
+            self._all_done.set()
+        if not self._round.active:
+            self._watch(time.monotonic())
+        self._carry()
+        if self._closed_at is not None and not self._reported:
+            self._settle(time.monotonic())
+        self._carrier.bring_back()
+        self._round.tick(time.monotonic())
+        self._carry()
+
+    def _carry(self) -> None:
+        if self._round.active and self._closed_at is None:
+            self._closed_at = time.monotonic()
+        for action in self._round.take():
+            self._carrier.carry(action, self._round)
+
+    def _watch(self, now: float) -> None:
+        rank = self.settings.rank
+        if self.gate.error:
+            last = self.gate.error.strip().splitlines()[-1]
+            self._fault("exception", (rank,), f"rank {rank} raised {last}")
+            return
+        overdue = self.progress.overdue_at()
+        if overdue is not None and now >= overdue and self.gate.place.phase in WATCHED:
+            waited = now - (self.progress.last or now)
+            self._fault("hang", (), f"rank {rank} passed no boundary for {waited:.0f} s")
+
+    def _planned(self, signum: int) -> None:
+        if self.gate.place.phase == "starting":
+            leave.die(self.settings, f"signal {signum} came before training began")
+        self._fault("signal", (self.settings.rank,), f"signal {signum} asks for a planned end")
+
+    def _fault(self, kind: str, ranks: tuple[int, ...], detail: str) -> None:
+        self._round.fault(Fault(kind, ranks, (), self.gate.place.minibatch, detail, time.time()), time.monotonic())
+
+    def _settle(self, now: float) -> None:
+        rest = self.gate.rest(now, self._closed_at or now, self.settings.options.settle)
+        if rest is None:
+            return
+        self._reported = True
+        own = tuple(c for c in (rest.place.context, rest.place.forecast) if c is not None)
+        contexts = own + self._wards.contexts(rest.minibatch)
+        note, error, phase = self._vault.note(rest), self.gate.error, rest.place.phase
+        report = Report(self.settings.rank, rest.minibatch, rest.intact, 0, (), contexts, error, phase, note)
+        self._round.settled(report, now, time.time())
+
+    def _lost_at_start(self, fault: Fault) -> None:
+        """Leave at once: before training began there is nothing to save, and MPI may never return."""
+        self._plane.broadcast(Kind.FAULT, messages.encode_fault(fault))
+        self._plane.flush(time.monotonic() + FLUSH)
+        self._carrier.announce(replace(fault, minibatch=-1), "starting")
+        leave.die(self.settings, f"{fault.detail} before training began; earlier checkpoints stay as they are")

@@ -1,0 +1,138 @@
+"""Carry out what the round decides: tell, write, commit, announce, leave.
+
+Rule: the agent thread never writes a file; `Write` and `Commit` run in threads of their own, which survive nothing and hold nobody up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from jitmpi import commit, leave, messages, save
+from jitmpi import round as rounds
+from jitmpi.config import Settings
+from jitmpi.control import ControlPlane
+from jitmpi.detect import merge
+from jitmpi.errors import ClaimedError
+from jitmpi.events import Fault, Member
+from jitmpi.messages import Kind
+from jitmpi.settle import Gate
+from jitmpi.vault import Vault
+
+FLUSH = 2.0  # seconds for last frames to leave before the process does
+
+ENCODERS: dict[str, tuple[Kind, Callable[..., bytes]]] = {
+    "fault": (Kind.FAULT, messages.encode_fault),
+    "report": (Kind.REPORT, messages.encode_report),
+    "plan": (Kind.PLAN, messages.encode_plan),
+    "written": (Kind.WRITTEN, messages.encode_written),
+    "failed": (Kind.FAILED, messages.encode_values),
+    "committed": (Kind.COMMITTED, messages.encode_values),
+    "abort": (Kind.ABORT, messages.encode_values),
+}
+
+
+class Carrier:
+    """The hands of one rank's round.
+
+    Args:
+        versions: of what the state was computed with, for the manifest.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        members: list[Member],
+        plane: ControlPlane,
+        vault: Vault,
+        gate: Gate,
+        versions: dict[str, str],
+    ) -> None:
+        self.settings, self.members, self.versions = settings, members, versions
+        self._plane, self._vault, self._gate = plane, vault, gate
+        self._brought: list[Callable[[], None]] = []
+
+    def carry(self, action: rounds.Action, state: rounds.Round) -> None:
+        """Carry out one action; results of writes and commits come back through `bring_back`."""
+        match action:
+            case rounds.Tell():
+                kind, encode = ENCODERS[action.kind]
+                payload = encode(action.value)
+                if action.rank is None:
+                    self._plane.broadcast(kind, payload)
+                else:
+                    self._plane.send(action.rank, kind, payload)
+            case rounds.Settle():
+                self._gate.close()
+            case rounds.Announce():
+                self.announce(action.fault, action.phase)
+            case rounds.Write():
+                threading.Thread(target=self._write, args=(action, state), daemon=True).start()
+            case rounds.Commit():
+                threading.Thread(target=self._commit, args=(action, state), daemon=True).start()
+            case rounds.Leave():
+                self._leave(action, state)
+
+    def bring_back(self) -> None:
+        """Hand the results of the threads to the round; on the agent thread."""
+        while self._brought:
+            self._brought.pop(0)()
+
+    def announce(self, fault: Fault, phase: str) -> None:
+        """Tell jit-srun what happened."""
+        nodes = [member.node for member in self.members]
+        leave.notify(self.settings, {"event": "fault", "fault": asdict(fault), "nodes": nodes, "phase": phase})
+
+    def _write(self, action: rounds.Write, state: rounds.Round) -> None:
+        plan = action.plan
+        try:
+            written = save.save(
+                plan,
+                rank=self.settings.rank,
+                tensors=self._vault.tensors(),
+                read=self._vault.read,
+                deadline=time.monotonic() + self.settings.options.save,
+            )
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._bring(lambda: state.failed(plan.epoch, reason, time.monotonic()))
+        else:
+            self._bring(lambda: state.saved(written, time.monotonic(), time.time()))
+
+    def _commit(self, action: rounds.Commit, state: rounds.Round) -> None:
+        decision = action.decision
+        try:
+            manifest = commit.commit(
+                self.settings.job_directory,
+                action.plan,
+                written=action.written,
+                tensors=self._vault.tensors(),
+                contexts=decision.contexts,
+                scalars=self._vault.scalars(),
+                fault=action.fault,
+                world=[member.node for member in self.members],
+                attempt=self.settings.attempt,
+                job_id=self.settings.job_id,
+                exact=decision.exact,
+                notes=decision.notes,
+                times=dict(state.marks),
+                versions=self.versions,
+                keep=self.settings.options.keep,
+            )
+        except Exception as error:
+            claimed, reason = isinstance(error, ClaimedError), f"{type(error).__name__}: {error}"
+            self._bring(lambda: state.commit_failed(reason, claimed))
+        else:
+            self._bring(lambda: state.committed(manifest.directory))
+
+    def _bring(self, apply: Callable[[], None]) -> None:
+        self._brought.append(apply)
+        self._plane.wake()
+
+    def _leave(self, action: rounds.Leave, state: rounds.Round) -> None:
+        self._plane.flush(time.monotonic() + FLUSH)
+        fault = merge(state.faults, state.reports.values(), state.lost, state.unreachable)
+        own = self._gate.error if fault.kind == "exception" or not action.saved else ""
+        leave.leave(self.settings, action, fault=fault, own_error=own, members=self.members)

@@ -1,0 +1,45 @@
+"""Where in the data a minibatch begins. Data only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The batch that a minibatch begins with.
+
+    Attributes:
+        epoch: number of the epoch, from 0; -1 outside `Run.epochs`.
+        feed: which call of `Run.minibatches` in that epoch, from 0.
+        index: how many batches of the feed came before.
+        done: the script left the feed early (`break`); nothing of it is left.
+    """
+
+    epoch: int
+    feed: int
+    index: int
+    done: bool = False
+
+    @property
+    def feed_key(self) -> bytes:
+        """Name the feed that this position lies in."""
+        return b"%d.%d" % (self.epoch, self.feed)
+
+    def encode(self) -> bytes:
+        """Return JSON text."""
+        done = "true" if self.done else "false"
+        return b'{"epoch":%d,"feed":%d,"index":%d,"done":%s}' % (self.epoch, self.feed, self.index, done.encode())
+
+    @classmethod
+    def decode(cls, text: bytes) -> Position:
+        """Read what `encode` gave.
+
+        Raises:
+            ValueError, TypeError: not a position.
+        """
+        position = cls(**json.loads(text))
+        if not all(isinstance(v, int) for v in asdict(position).values()):
+            raise TypeError(f"not a position: {text[:80]!r}")
+        return position

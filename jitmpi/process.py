@@ -1,0 +1,76 @@
+"""The process-wide hooks of a protected run: signals, uncaught exceptions, the orderly end.
+
+Rule 1: a signal handler does nothing; the signal's number reaches the agent through the wakeup descriptor.
+Rule 2: a training thread that ends with an exception parks; the agent decides when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import traceback
+from types import FrameType, TracebackType
+from typing import Any
+
+from jitmpi import leave
+from jitmpi.agent import Agent
+from jitmpi.comm import World
+
+PLANNED = (signal.SIGUSR1, signal.SIGTERM)  # Slurm's warning before the time limit (by --signal) and at preemption
+UNFINISHED_WAIT = 5.0  # seconds for the others to end too when the script ended in the middle of its loop
+FINALIZE_WAIT = 60.0  # seconds for MPI_Finalize once every rank has said goodbye
+
+
+def take_signals(wakeup_fd: int) -> set[int]:
+    """Let the planned-end signals reach the agent; a signal that the script handles itself is left alone.
+
+    Returns the signals taken. Call from the main thread.
+    """
+    taken = set()
+    for number in PLANNED:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _nothing)
+            taken.add(int(number))
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_in_child)
+    return taken
+
+
+def install(agent: Agent, world: World) -> None:
+    """Catch what ends the training thread."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> Any:
+        if issubclass(kind, Exception):
+            agent.gate.raised("".join(traceback.format_exception(kind, value, trace)))
+        return previous(kind, value, trace)
+
+    sys.excepthook = hook
+    atexit.register(_at_exit, agent, world)
+
+
+def _at_exit(agent: Agent, world: World) -> None:
+    """Say goodbye, and finalize MPI only when every rank has: a collective call must not meet a dead rank."""
+    orderly = agent.gate.place.phase == "idle"
+    if agent.settings.rank == 0 and orderly:
+        agent.tell({"event": "finished"})
+    if agent.finish(None if orderly else UNFINISHED_WAIT):
+        timer = threading.Timer(FINALIZE_WAIT, leave.end, (0,))
+        timer.daemon = True
+        timer.start()
+        world.close()
+        timer.cancel()
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Keep the default action from ending the process."""
+
+
+def _in_child() -> None:
+    """DataLoader workers: Slurm signals every process of the step, and the planned end is not theirs."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

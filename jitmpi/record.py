@@ -1,0 +1,76 @@
+"""The hot path: note where the training thread is and hand its replay context over.
+
+Rule 1: no tensor of the model is copied, no file touched, no collective added; the work does not grow with the model.
+Rule 2: capture first, then pass the gate, so that a rank stopped at a boundary has that boundary's context.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from jitmpi import codec, random_state
+from jitmpi.events import Context
+from jitmpi.settle import Place
+
+if TYPE_CHECKING:
+    from jitmpi.agent import Agent
+    from jitmpi.buffers import BufferShadow
+    from jitmpi.position import Position
+
+
+class Recorder:
+    """Captures the contexts of one rank and publishes them to the gate and to the buddies."""
+
+    def __init__(self, agent: Agent, shadow: BufferShadow) -> None:
+        self._agent, self._gate, self._shadow = agent, agent.gate, shadow
+        self._rank = agent.settings.rank
+        self._start: dict[str, bytes] = {}  # what the current feed began with; part of every context of it
+        self._minibatch = -1
+        self._first = True
+
+    def opened(self, position: Position, start: dict[str, bytes]) -> None:
+        """Note a new feed and tell the buddies what it began with, once."""
+        self._start = start
+        self._agent.hand_over_start(Context(self._rank, -1, True, {"feed": position.feed_key, **start}))
+
+    def begin_update(self) -> None:
+        """Note that the tensors are about to change; does not return once something has failed."""
+        self._gate.begin_update()
+
+    def end_update(self) -> None:
+        """Note that the tensors are those of the next minibatch."""
+        self._gate.end_update()
+        if self._first:
+            self._first = False
+            self._agent.first_update()
+
+    def boundary(self, minibatch: int, position: Position, user: dict[str, object], *, idle: bool = False) -> None:
+        """Capture S(minibatch)'s context; returns only while nothing has failed."""
+        self._minibatch = minibatch
+        self._shadow.capture()
+        context = self._capture(minibatch, True, position, user, self._shadow.pieces())
+        if idle:
+            self._agent.progress.pause()
+        else:
+            self._agent.progress.passed(time.monotonic())
+        self._gate.at(Place("idle" if idle else "between", minibatch, context))
+
+    def forecast(self, position: Position, user: dict[str, object]) -> None:
+        """Capture, at the end of a forward pass, what the next minibatch's context will be."""
+        minibatch = self._minibatch + 1
+        self._gate.foresee(self._capture(minibatch, False, position, user, self._shadow.live_pieces()))
+
+    def _capture(
+        self, minibatch: int, exact: bool, position: Position, user: dict[str, object], own: dict[str, bytes]
+    ) -> Context:
+        """Capture a context, hand it over, and return it with all that this rank itself can save."""
+        pieces = random_state.capture()
+        pieces["position"] = position.encode()
+        pieces["feed"] = position.feed_key
+        if user:
+            pieces["user"] = codec.dumps(user)
+        if own and self._shadow.travels:
+            pieces.update(own)
+        self._agent.hand_over(Context(self._rank, minibatch, exact, pieces))
+        return Context(self._rank, minibatch, exact, {**pieces, **own, **self._start})

@@ -1,0 +1,156 @@
+"""What the user's script holds: a `Run` and its loop.
+
+Rule 1: without the option, or outside Slurm, a Run is an ordinary loop that only counts.
+Rule 2: a minibatch begins where the first batch after an update is asked for; batches without an update between them are micro-batches
+        of one minibatch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jitmpi import codec, loader, random_state
+from jitmpi.events import Cursor
+from jitmpi.position import Position
+
+if TYPE_CHECKING:
+    from jitmpi.buffers import BufferShadow
+    from jitmpi.record import Recorder
+    from jitmpi.torch_state import TrainingState
+
+Batch = TypeVar("Batch")
+
+
+class Run:
+    """A training run: `epochs` and `minibatches` give what a plain loop gives, from wherever the run has to go on.
+
+    Attributes:
+        minibatch: number of the current minibatch in the whole run, from 0; -1 before the first.
+        state: the user's own values (numbers, text, lists, dictionaries); put back on a resume.
+        resumed: whether this process goes on from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        recorder: Recorder | None = None,
+        shadow: BufferShadow | None = None,
+        cursor: Cursor | None = None,
+    ) -> None:
+        self.minibatch = -1
+        self.state: dict[str, Any] = {}
+        self.resumed = cursor is not None
+        self._state, self._recorder, self._shadow = state, recorder, shadow
+        self._epoch, self._feeds = -1, 0
+        self._updated = self._in_flight = False
+        self._target: Position | None = None  # where to go on, until it is reached
+        self._pieces: Mapping[str, bytes] = {}
+        self._feed: loader.Feed | None = None
+        if cursor is not None:
+            self._aim(cursor)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epoch numbers that are left of `range(count)`."""
+        first = max(self._target.epoch, 0) if self._target else 0
+        for epoch in range(first, count):
+            self._epoch, self._feeds = epoch, 0
+            yield epoch
+
+    def minibatches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of a DataLoader (or of any iterable) that are left in this epoch."""
+        number = self._feeds
+        self._feeds += 1
+        feed = self._open(batches, number)
+        if feed is None:
+            return
+        self._feed = feed
+        first = True
+        try:
+            while True:
+                self._boundary(feed, number, begins=first)
+                first = False
+                batch = next(feed, self)
+                if batch is self:
+                    break
+                self._in_flight = True
+                yield batch  # type: ignore[misc]
+            self._boundary(feed, number, idle=True)
+        except GeneratorExit:
+            if sys.exc_info()[0] is GeneratorExit and not self._in_flight_without_update():
+                self._boundary(feed, number, idle=True, done=True)
+            raise
+        finally:
+            self._feed = None
+
+    def before_update(self) -> None:
+        """Optimizer hook."""
+        if self._recorder is not None:
+            self._recorder.begin_update()
+
+    def after_update(self) -> None:
+        """Optimizer hook."""
+        self._updated = True
+        if self._recorder is not None:
+            self._recorder.end_update()
+
+    def after_forward(self) -> None:
+        """Model hook: the random numbers of this minibatch are drawn."""
+        feed = self._feed
+        if self._recorder is not None and feed is not None:
+            self._recorder.forecast(Position(self._epoch, self._feeds - 1, feed.index), self.state)
+
+    def _in_flight_without_update(self) -> bool:
+        return self._in_flight and not self._updated
+
+    def _boundary(
+        self, feed: loader.Feed, number: int, *, begins: bool = False, idle: bool = False, done: bool = False
+    ) -> None:
+        """Pass a boundary, unless the minibatch under way has not had its update yet."""
+        if self._in_flight and not self._updated and self._state.updates:
+            return
+        ended = self._in_flight
+        self._in_flight = self._updated = False
+        if self.minibatch < 0 or ended:
+            self.minibatch += 1
+            self._state.mark()
+        if self._recorder is not None:
+            position = Position(self._epoch, number, feed.index, done)
+            self._recorder.boundary(self.minibatch, position, self.state, idle=idle)
+
+    def _open(self, batches: Iterable[Batch], number: int) -> loader.Feed | None:
+        """Open a feed where this run has to go on; None when all of it was used before the restart."""
+        target = self._target
+        if target is None or self._epoch > target.epoch:
+            feed = loader.open_feed(batches)
+        elif number < target.feed:
+            return None
+        else:
+            pieces = self._pieces
+            start = {k.removeprefix("start/"): v for k, v in pieces.items() if k.startswith("start/")}
+            feed = loader.open_feed(batches, skip=target.index, start=start or None)
+            if feed.note:
+                sys.stderr.write(f"jit-ckpt: {feed.note}\n")
+            random_state.restore(pieces)
+            self._target, self._pieces = None, {}
+            if target.done:
+                return None
+        if self._recorder is not None:
+            self._recorder.opened(
+                Position(self._epoch, number, 0), {f"start/{k}": v for k, v in feed.start.items()}
+            )
+        return feed
+
+    def _aim(self, cursor: Cursor) -> None:
+        """Put back what belongs to this rank alone; the data position follows when the script asks for batches."""
+        pieces = cursor.context.pieces
+        self.minibatch = cursor.minibatch
+        if "position" in pieces:
+            self._target = Position.decode(pieces["position"])
+        if "user" in pieces:
+            self.state.update(codec.loads(pieces["user"]))
+        if self._shadow is not None:
+            self._shadow.restore(pieces)
+        self._pieces = pieces
+        self._state.mark()

@@ -1,0 +1,134 @@
+"""Begin a protected run in this process: world, control plane, restore, hooks.
+
+Rule: everything that needs all ranks alive happens here, in this order; what comes after is the agent's.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+
+from jitmpi import comm, commit, config, control, leave, preflight, process, replay, resume, store
+from jitmpi.agent import Agent
+from jitmpi.buffers import BufferShadow
+from jitmpi.config import Settings
+from jitmpi.device import HostReader
+from jitmpi.errors import ConfigError, JitError
+from jitmpi.events import Member
+from jitmpi.record import Recorder
+from jitmpi.run import Run
+from jitmpi.torch_state import TrainingState
+from jitmpi.vault import Vault
+from slurm_plugin.contract import EXIT_REFUSED
+
+BOOTSTRAP = 300.0  # seconds for all ranks to come up; on a slow file system importing torch alone takes a minute
+STATE_COPIES = 3  # parameters and two moments: what a checkpoint will hold, before the optimizer has any state
+
+
+def attach(
+    *,
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+) -> Run:
+    """Protect a training run and return the object that its loop uses.
+
+    Call it once, after the model is wrapped (DistributedDataParallel) and the optimizer made. On a restart it loads the
+    newest good checkpoint into the objects. What makes a protected start impossible ends the process with one line and
+    exit code 85; without `--jit-ckpt`, or outside Slurm, nothing of the kind can happen.
+
+    Args:
+        model: the module that is trained, wrapped or not.
+        optimizer: one optimizer, or a list of them; None when the script has none.
+        scheduler: one learning-rate scheduler, or a list of them.
+        scaler: a GradScaler.
+
+    Raises:
+        AttachError: the objects cannot be protected; the message says which and why.
+    """
+    state = TrainingState(model, optimizer, scheduler, scaler)
+    try:
+        settings = config.read()
+        run = Run(state) if settings is None else _begin(settings, state)
+    except JitError as error:
+        sys.stderr.write(f"jit-ckpt: the training was not started: {error}\n")
+        sys.stderr.flush()
+        leave.end(EXIT_REFUSED)
+        raise
+    state.on_update(run.before_update, run.after_update)
+    if settings is not None:
+        state.on_forward(run.after_forward)
+    if run.resumed and run.minibatch > 0:
+        replay.rehearse_once(model)
+    return run
+
+
+def _begin(settings: Settings, state: TrainingState) -> Run:
+    """Bring this rank into the world, restore it, and start its agent."""
+    watchdog = threading.Timer(BOOTSTRAP, leave.die, (settings, f"the ranks did not come up in {BOOTSTRAP:.0f} s"))
+    watchdog.daemon = True
+    watchdog.start()
+    world = comm.open_world(settings)
+    _preflight(world, settings, state)
+    plane, members = _connect(world, settings)
+    watchdog.cancel()
+    staging = commit.staging(settings.job_directory, settings.attempt)
+    agent = Agent(settings, members, plane, Vault(state, HostReader()), staging=staging, versions=_versions(world))
+    agent.start(process.take_signals(plane.wakeup_fd))
+    cursor, restored = resume.resume(world, state, settings)
+    shadow = BufferShadow(state.model)
+    run = Run(state, Recorder(agent, shadow), shadow, cursor)
+    world.exchange(b"", time.monotonic() + resume.EXCHANGE)
+    process.install(agent, world)
+    begun = cursor.minibatch if cursor is not None else 0
+    agent.began(begun)
+    if settings.rank == 0:
+        step = settings.step_id
+        agent.tell({"event": "started", "rank": 0, "minibatch": begun, "restored": restored, "step": step})
+    return run
+
+
+def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> None:
+    """Let rank 0 check the directory for all."""
+    problem = b""
+    if settings.rank == 0:
+        try:
+            need = STATE_COPIES * sum(info.nbytes for info, _ in state.tensors())
+            preflight.check(settings.job_directory, need)
+        except ConfigError as error:
+            problem = str(error).encode()
+    answer = world.exchange(problem, time.monotonic() + BOOTSTRAP)[0]
+    if answer:
+        raise ConfigError(answer.decode())
+
+
+def _connect(world: comm.World, settings: Settings) -> tuple[control.ControlPlane, list[Member]]:
+    """Open the control plane: addresses and the job's key go over the world."""
+    deadline = time.monotonic() + BOOTSTRAP
+    first = json.dumps([settings.node, secrets.token_hex(32)]).encode()
+    rows = [json.loads(row) for row in world.exchange(first, deadline)]
+    plane = control.ControlPlane(settings.rank, bytes.fromhex(rows[0][1]))
+    other = next((str(node) for node, _ in rows if node != settings.node), "")
+    host = control.local_address(other) if other else "127.0.0.1"
+    second = json.dumps([host, plane.listen(host)]).encode()
+    places = [json.loads(row) for row in world.exchange(second, deadline)]
+    members = [Member(rank, str(rows[rank][0]), str(host), int(port)) for rank, (host, port) in enumerate(places)]
+    plane.connect(members, deadline)
+    return plane, members
+
+
+def _versions(world: comm.World) -> dict[str, str]:
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "mpi": world.name,
+        "hdf5": store.version(),
+    }

@@ -1,0 +1,137 @@
+"""Bring the training thread to rest after a fault and say what its tensors are: Fault -> Report.
+
+Rule 1: the training thread is stopped only where its tensors are some S(m): at a boundary or before an update.
+Rule 2: the agent closes the gate first and looks at the place afterwards; the training thread writes its place first and looks at
+        the gate afterwards. So one of the two always sees the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from jitmpi.events import Context
+
+TAIL_WAIT = 10.0  # seconds a survivor may take from the end of its update to the next boundary: logging, a scheduler's step
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the training thread is.
+
+    Attributes:
+        phase: "starting", "between" (S(m) until the update), "updating", "tail" (after the update of m), "idle" (S(m),
+            outside the loop).
+        context: replay context of this minibatch as captured at its boundary; None before the first.
+        forecast: replay context of the next minibatch as forecast at the end of the forward pass; None before that.
+    """
+
+    phase: str
+    minibatch: int
+    context: Context | None = None
+    forecast: Context | None = None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The place at which the training thread came to rest, as far as the tensors go.
+
+    Attributes:
+        minibatch: the m for which the tensors are S(m).
+        intact: False while the tensors are nobody's S(m).
+        cut: the tail of the minibatch before did not run to its end.
+    """
+
+    minibatch: int
+    intact: bool
+    cut: bool
+    place: Place
+
+
+class Gate:
+    """The door between the training thread, which passes it, and the agent thread, which closes it."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.place = Place("starting", -1)
+        self.closed = False
+        self.error = ""  # the text of the exception that ended the training thread
+        self._updates = 0  # of this minibatch
+        self._usual = 0  # most updates that a minibatch had so far; 0 while unknown
+        self._wake = wake
+        self._never = threading.Event()
+
+    def at(self, place: Place) -> None:
+        """Training thread: a boundary is passed; does not return once the gate is closed."""
+        self._usual = max(self._usual, self._updates)
+        self._updates = 0
+        self.place = place
+        if self.closed:
+            self.park()
+
+    def foresee(self, forecast: Context) -> None:
+        """Training thread: the forward pass is done."""
+        here = self.place
+        self.place = Place(here.phase, here.minibatch, here.context, forecast)
+
+    def begin_update(self) -> None:
+        """Training thread: about to change the tensors; does not return once the gate is closed."""
+        before = self.place
+        self.place = Place("updating", before.minibatch, before.context, before.forecast)
+        if self.closed:
+            self.place = before
+            self.park()
+
+    def end_update(self) -> None:
+        """Training thread: the tensors are S(m+1)."""
+        here = self.place
+        self._updates += 1
+        self.place = Place("tail", here.minibatch, here.context, here.forecast)
+        if self.closed:
+            self._wake()
+
+    def raised(self, error: str) -> None:
+        """Training thread: it ends with an exception; does not return."""
+        self.error = error
+        self.park()
+
+    def park(self) -> None:
+        """Training thread: wait for the end of the process."""
+        self._wake()
+        while True:
+            self._never.wait(3600)
+
+    def close(self) -> None:
+        """Agent: let the training thread pass no further place of rest."""
+        self.closed = True
+
+    def rest(self, now: float, closed_at: float, patience: float) -> Rest | None:
+        """Agent: return where the tensors are at rest, None while that still has to be waited for.
+
+        Args:
+            patience: seconds that a running update may take.
+        """
+        place = self.place
+        waited = now - closed_at
+        if place.phase in ("between", "idle"):
+            return Rest(place.minibatch, True, False, place)
+        if place.phase == "updating":
+            if self.error or waited >= patience:
+                return Rest(place.minibatch, False, False, place)
+            return None
+        if place.phase == "tail":
+            if self.error or waited >= min(TAIL_WAIT, patience):
+                whole = self._updates >= max(self._usual, 1)  # with several optimizers: all of them
+                return Rest(place.minibatch + 1, whole, True, place)
+            return None
+        return Rest(place.minibatch, False, False, place)
+
+    def wait_until(self, closed_at: float, patience: float) -> float:
+        """Agent: return when `rest` must be asked again at the latest, monotonic seconds."""
+        return closed_at + (min(TAIL_WAIT, patience) if self.place.phase == "tail" else patience)
+
+
+def contexts_of(rest: Rest, wards: Mapping[int, tuple[Context, ...]]) -> tuple[Context, ...]:
+    """Gather the contexts this rank can give: its own of both minibatches and its wards'."""
+    own = tuple(c for c in (rest.place.context, rest.place.forecast) if c is not None)
+    return own + tuple(c for rank in sorted(wards) for c in wards[rank])
