@@ -39,7 +39,7 @@ def decide(reports: Iterable[Report], *, world: int, shards: int = 1, unfit: Col
     """Pick the newest minibatch of which every shard has an intact holder and every rank a known context.
 
     When no minibatch has all contexts, the newest that is held at all is taken: the parameters matter more than bits
-    of random state, and `Decision.unknown` says whose are lost. Ranks in `unfit` (their writes failed) hold but do not save.
+    of random state, and `Decision.unknown` says whose are lost. Ranks in `unfit` (their writes failed) do not save.
 
     Raises:
         NotCoveredError: no such minibatch; nothing may be saved.

@@ -1,6 +1,6 @@
 """Carry out what the round decides: tell, write, commit, announce, leave.
 
-Rule: the agent thread never writes a file; `Write` and `Commit` run in threads of their own, which survive nothing and hold nobody up.
+Rule: the agent thread never writes a file; `Write` and `Commit` run in threads of their own and hold nobody up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turn what the agents saw into one Fault: hang detection by progress, and the cause among many symptoms.
 
 Rule 1: no I/O and no clock here; times come in as arguments.
-Rule 2: a hang is judged only inside a minibatch (data, forward, backward, update); evaluation and set-up may take for ever.
+Rule 2: a hang is judged only inside a minibatch (data, forward, backward, update); evaluation may take for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jitmpi.events import Fault, Report
 MEASURED = 5  # minibatches timed before a hang can be called: the first ones compile, allocate and fill caches
 WINDOW = 31  # minibatches whose median counts
 
-# A kind earlier in the list explains those after it: a planned end ends in deaths, a death makes its peers raise and hang.
+# A kind explains those after it: a planned end ends in deaths, a death makes its peers raise and hang.
 CAUSES = ("signal", "death", "exception", "hang")
 
 
@@ -52,11 +52,13 @@ class Progress:
         return last + max(self.floor, self.factor * statistics.median(list(self._durations)))
 
 
-def merge(faults: Sequence[Fault], reports: Iterable[Report], lost: Collection[int], unreachable: Collection[int]) -> Fault:
+def merge(
+    faults: Sequence[Fault], reports: Iterable[Report], lost: Collection[int], unreachable: Collection[int]
+) -> Fault:
     """Name the one cause of a round from all that was seen in it.
 
-    A death explains exceptions and hangs elsewhere. A hang is blamed on ranks that do not answer, else on those furthest
-    behind.
+    A death explains exceptions and hangs elsewhere. A hang is blamed on ranks that do not answer, else on those that
+    are furthest behind.
 
     Raises:
         ValueError: `faults` is empty.

@@ -1,6 +1,6 @@
 """End a rank's process after a fault: say why, tell jit-srun (or requeue in its place), take the children along.
 
-Rule: nothing here may block for long or raise; the process ends with os._exit because an orderly end would call a broken world.
+Rule: nothing here may block for long or raise; the end is os._exit because an orderly one would call a broken world.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bring every rank to the newest good checkpoint: candidates -> Cursor.
 
-Rule 1: runs before training, while every rank is alive, so MPI may be used; rank 0 reads, the others get the bytes from it.
+Rule 1: runs before training, while every rank is alive, so MPI may be used; rank 0 reads, the others get its bytes.
 Rule 2: all ranks accept a checkpoint or none does; the next older one is tried then.
 """
 
@@ -145,5 +145,3 @@ def _reader(world: World, source: restore.Source | None) -> Callable[[TensorInfo
         return buffer
 
     return read
-
-

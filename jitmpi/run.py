@@ -1,8 +1,8 @@
 """What the user's script holds: a `Run` and its loop.
 
 Rule 1: without the option, or outside Slurm, a Run is an ordinary loop that only counts.
-Rule 2: a minibatch begins where the first batch after an update is asked for; batches without an update between them are micro-batches
-        of one minibatch.
+Rule 2: a minibatch begins where the first batch after an update is asked for; batches without an update between them
+        are micro-batches of one minibatch.
 """
 
 from __future__ import annotations
@@ -137,9 +137,7 @@ class Run:
             if target.done:
                 return None
         if self._recorder is not None:
-            self._recorder.opened(
-                Position(self._epoch, number, 0), {f"start/{k}": v for k, v in feed.start.items()}
-            )
+            self._recorder.opened(Position(self._epoch, number, 0), {f"start/{k}": v for k, v in feed.start.items()})
         return feed
 
     def _aim(self, cursor: Cursor) -> None:

@@ -1,8 +1,8 @@
 """Bring the training thread to rest after a fault and say what its tensors are: Fault -> Report.
 
 Rule 1: the training thread is stopped only where its tensors are some S(m): at a boundary or before an update.
-Rule 2: the agent closes the gate first and looks at the place afterwards; the training thread writes its place first and looks at
-        the gate afterwards. So one of the two always sees the other.
+Rule 2: the agent closes the gate, then looks at the place; the training thread writes its place, then looks at the gate.
+        So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from jitmpi.events import Context
 
-TAIL_WAIT = 10.0  # seconds a survivor may take from the end of its update to the next boundary: logging, a scheduler's step
+TAIL_WAIT = (
+    10.0  # seconds a survivor may take from the end of its update to the next boundary: logging, a scheduler's step
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Put together the replay contexts that other ranks handed over; read only after a fault.
 
-Rule: cheap while nothing fails. What a feed began with comes once a feed, what a minibatch needs comes with every minibatch.
+Rule: cheap while nothing fails. What a feed began with comes once a feed; the rest comes with every minibatch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,109 @@
+"""agree: same reports, same decision; the newest minibatch that is covered and known."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitmpi.agree import decide
+from jitmpi.errors import NotCoveredError
+from jitmpi.events import Context, Report
+
+
+def context(rank: int, minibatch: int, *, exact: bool = True, tag: bytes = b"") -> Context:
+    return Context(rank, minibatch, exact, {"tag": tag})
+
+
+def report(
+    rank: int, minibatch: int, *contexts: Context, intact: bool = True, shard: int = 0, note: str = ""
+) -> Report:
+    return Report(rank, minibatch, intact, shard, (), contexts, "", "between", note)
+
+
+def test_the_newest_intact_minibatch_is_saved_by_all_who_hold_it() -> None:
+    """Two ranks that finished the update save S(m+1); the one still at S(m) does not."""
+    contexts = tuple(context(r, 8) for r in range(3))
+    decision = decide([report(0, 8, *contexts), report(1, 7), report(2, 8)], world=3)
+    assert (decision.minibatch, decision.savers, decision.exact) == (8, {0: (0, 2)}, True)
+
+
+def test_a_rank_whose_update_failed_holds_nothing() -> None:
+    """A report that is not intact neither saves nor counts."""
+    with pytest.raises(NotCoveredError, match="none"):
+        decide([report(0, 3, intact=False)], world=1)
+
+
+def test_every_shard_needs_a_holder() -> None:
+    """With two shards the newest minibatch that both hold is taken."""
+    contexts = tuple(context(r, 4) for r in range(3))
+    reports = [report(0, 5), report(1, 4, *contexts, shard=1), report(2, 4, shard=0)]
+    decision = decide(reports, world=3, shards=2)
+    assert (decision.minibatch, decision.savers) == (4, {0: (2,), 1: (1,)})
+
+
+def test_a_buddys_copy_stands_in_for_the_dead_and_exact_beats_forecast() -> None:
+    """The dead rank's context comes from a buddy, the exact one before the forecast."""
+    reports = [
+        report(0, 6, context(0, 6), context(1, 6, exact=False, tag=b"forecast")),
+        report(2, 6, context(2, 6), context(1, 6, tag=b"exact")),
+    ]
+    decision = decide(reports, world=3)
+    assert decision.contexts[1].pieces["tag"] == b"exact"
+    assert decision.exact
+
+
+def test_a_minibatch_with_all_contexts_goes_before_a_newer_one_without() -> None:
+    """Exactness outranks one minibatch of work."""
+    old = tuple(context(r, 6) for r in range(3))
+    decision = decide([report(0, 7, context(0, 7), *old), report(1, 6, *old)], world=3)
+    assert (decision.minibatch, decision.savers, decision.exact) == (6, {0: (1,)}, True)
+
+
+def test_a_lost_context_is_said() -> None:
+    """Parameters are saved even when a rank's random state is gone; the decision is not called exact."""
+    decision = decide([report(0, 2, context(0, 2))], world=2)
+    assert decision.unknown == (1,)
+    assert not decision.exact
+    assert "rank 1" in decision.notes[0]
+
+
+def test_a_rank_that_cannot_write_does_not_save() -> None:
+    """An unfit rank's contexts count, its disk does not."""
+    contexts = (context(0, 2), context(1, 2))
+    decision = decide([report(0, 2, *contexts), report(1, 2)], world=2, unfit={0})
+    assert decision.savers == {0: (1,)}
+    assert decision.exact
+
+
+reports_of_a_round = st.lists(
+    st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 1), st.lists(st.integers(0, 4), max_size=5)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(reports_of_a_round, st.integers(1, 2))
+def test_the_order_of_reports_does_not_matter(rows: list[tuple[int, bool, int, list[int]]], shards: int) -> None:
+    """Every permutation of the same reports gives the same decision or the same refusal; it is always covered."""
+    reports = [
+        report(rank, m, *(context(r, m) for r in known), intact=intact, shard=shard % shards)
+        for rank, (m, intact, shard, known) in enumerate(rows)
+    ]
+    outcomes = set()
+    for order in itertools.islice(itertools.permutations(reports), 24):
+        try:
+            decision = decide(order, world=5, shards=shards)
+        except NotCoveredError as error:
+            outcomes.add(str(error))
+            continue
+        outcomes.add(repr(decision))
+        assert set(decision.savers) == set(range(shards))
+        for shard, ranks in decision.savers.items():
+            assert all(
+                reports[r].intact and reports[r].minibatch == decision.minibatch and reports[r].shard == shard
+                for r in ranks
+            )
+    assert len(outcomes) == 1
