@@ -1,9 +1,9 @@
-"""Notices: what the ranks of a launch tell jit-srun over TCP, and whether nodes answer at all. The sockets of this package.
+"""Notices: what the ranks of a launch tell jit-srun over TCP, and whether nodes answer at all. This package's sockets.
 
     rank: event -> "<mac> <json>\\n" -> jit-srun: event -> "ok\\n"
 
 Rule 1: the MAC is keyed with the launch's own key; what does not carry it is dropped and counted, never read.
-Rule 2: nothing blocks; lines, connections and their life are bounded, so that a stranger can waste neither memory nor time.
+Rule 2: nothing blocks; lines, connections and their life are bounded, so that strangers waste no memory and no time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def decode(line: bytes, key: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
-def send(launcher: str, event: Mapping[str, Any], deadline: float) -> bool:
-    """Tell jit-srun about an event; `launcher` is "host:port:key", `deadline` on time.monotonic().
+def send(launcher: str, event: Mapping[str, Any], patience: float) -> bool:
+    """Tell jit-srun about an event; `launcher` is "host:port:key", `patience` in seconds is for all of it.
 
     Returns False when jit-srun cannot be reached or does not answer: then it is dead, and the ranks are on their own.
     """
+    deadline = time.monotonic() + patience
     try:
         host, port, key = launcher.rsplit(":", 2)
         line = encode(event, key)
@@ -98,7 +99,7 @@ class Listener:
 
     def fileno(self) -> int:
         """Return a descriptor to wait on."""
-        return self._selector.fileno()  # type: ignore[attr-defined, no-any-return]
+        return self._selector.fileno()
 
     def launcher(self, host: str) -> str:
         """Return the value of JIT_CKPT_LAUNCHER; `host` is this machine as the ranks reach it."""

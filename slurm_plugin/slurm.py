@@ -161,7 +161,7 @@ def check(pattern: re.Pattern[str], text: str) -> str:
     return text
 
 
-def connect(patience: float = PATIENCE) -> Slurm:
+def open_slurm(patience: float = PATIENCE) -> Slurm:
     """Return the way to Slurm that works here: its commands, which can be bounded in time, else pyslurm.
 
     Raises:

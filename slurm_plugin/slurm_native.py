@@ -1,7 +1,7 @@
 """The door to Slurm through pyslurm, for places where its commands are missing (many containers).
 
 Rule 1: only what pyslurm 22.5 and 25.11 have in common.
-Rule 2: pyslurm's calls cannot be bounded in time; where scontrol exists it is used instead (see slurm.connect).
+Rule 2: pyslurm's calls cannot be bounded in time; where scontrol exists it is used instead (see slurm.open_slurm).
 """
 
 from __future__ import annotations

@@ -1,0 +1,153 @@
+"""The journal of a job: what jit-srun did and saw, one JSON line an entry, kept over relaunches and requeues.
+
+    {"entry": "launch", "attempt", "time", "restarts", "nodes", "spares"}
+    {"entry": "notice", "attempt", "time", "notice": what the rank sent}
+    {"entry": "outcome", "attempt", "time", "code", "interrupted"}
+    {"entry": "decision", "attempt", "time", "action", "nodes", "exclude", "reason"}
+
+Rule 1: an entry is durable before the thing that it announces is done.
+Rule 2: a journal that cannot be written does not end a job that runs: entries then live in memory and it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_plugin import contract
+
+Entry = dict[str, Any]
+
+
+class JournalError(Exception):
+    """The job's directory or its journal cannot be used."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint: the launch that left it and the minibatch it goes on with."""
+
+    attempt: int
+    minibatch: int
+
+
+class Journal:
+    """Append entries to `<directory>/<job>/journal.jsonl` and remember them.
+
+    Attributes:
+        directory: the job's own directory, made with mode 0700.
+        entries: everything read at the start and added since.
+    """
+
+    def __init__(self, root: str, job: str, complain: Callable[[str], None], clock: Callable[[], float] = time.time):
+        """Open or make the journal.
+
+        Raises:
+            JournalError: the directory cannot be made, is not ours, or cannot be written.
+        """
+        self.directory = os.path.join(root, job)
+        self._complain = complain
+        self._clock = clock
+        try:
+            os.makedirs(root, mode=0o700, exist_ok=True)
+            if not os.path.isdir(self.directory):
+                os.mkdir(self.directory, 0o700)
+            if os.stat(self.directory).st_uid != os.geteuid():
+                raise JournalError(f"{self.directory} belongs to somebody else; give --jit-ckpt=dir= another directory")
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = os.open(os.path.join(self.directory, contract.JOURNAL), flags, 0o600)
+        except OSError as error:
+            raise JournalError(f"cannot write into {self.directory}: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise JournalError(f"{contract.JOURNAL} in {self.directory} is not a file")
+        text = _read_all(self._file)
+        self.entries = parse(text)
+        if text and not text.endswith(b"\n"):
+            self._write(b"\n")  # ends a line torn by a crash, so that the next one is whole
+
+    def append(self, entry: str, attempt: int, **fields: Any) -> Entry:
+        """Add one entry and make it durable."""
+        made: Entry = {"entry": entry, "attempt": attempt, "time": round(self._clock(), 6), **fields}
+        self.entries.append(made)
+        self._write(json.dumps(made, separators=(",", ":")).encode() + b"\n")
+        return made
+
+    def next_attempt(self) -> int:
+        """Return the number of the next launch: the numbers go on over requeues."""
+        attempts = [
+            e["attempt"] for e in self.entries if e.get("entry") == "launch" and isinstance(e.get("attempt"), int)
+        ]
+        return max(attempts, default=-1) + 1
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Return the committed checkpoints that are still there, the newest last."""
+        return find_checkpoints(self.directory)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _write(self, line: bytes) -> None:
+        try:
+            os.write(self._file, line)
+            os.fsync(self._file)
+        except OSError as error:
+            self._complain(f"cannot write the journal in {self.directory} ({error.strerror}); going on without it")
+
+
+def parse(text: bytes) -> list[Entry]:
+    """Read the lines of a journal; torn or damaged ones are left out."""
+    entries = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+def find_checkpoints(directory: str) -> tuple[Checkpoint, ...]:
+    """Find the checkpoints that are committed (their claim exists) and whose files have not been removed since.
+
+    A claim without a visible folder counts while its hidden folder is there: the next restore finishes the renaming.
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return ()
+    claimed = {int(m.group(1)) for n in names if (m := re.fullmatch(r"claim-r(\d+)\.json", n))}
+    visible = [m for n in names if (m := re.fullmatch(r"m(\d+)-r(\d+)", n))]
+    found = {Checkpoint(int(m.group(2)), int(m.group(1))) for m in visible if int(m.group(2)) in claimed}
+    hidden = {int(m.group(1)) for n in names if (m := re.fullmatch(r"\.m\d+-r(\d+)-e\d+-c\d+", n))}
+    for attempt in hidden & claimed - {c.attempt for c in found}:
+        found.add(Checkpoint(attempt, _claimed_minibatch(directory, attempt)))
+    return tuple(sorted(found, key=lambda c: (c.attempt, c.minibatch)))
+
+
+def _claimed_minibatch(directory: str, attempt: int) -> int:
+    try:
+        with open(os.path.join(directory, contract.CLAIM.format(attempt=attempt)), encoding="utf-8") as file:
+            return int(json.load(file)["minibatch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def has_claim(directory: str, attempt: int) -> bool:
+    """Say whether this launch has committed its checkpoint."""
+    return os.path.exists(os.path.join(directory, contract.CLAIM.format(attempt=attempt)))
+
+
+def _read_all(file: int) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
+    pieces = []
+    while piece := os.read(file, 1 << 20):
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,90 @@
+"""Put a job back into the queue without its bad nodes, with the owner's rights alone.
+
+Used by jit-srun, and by a rank on a surviving node when jit-srun is dead with its node.
+
+Rule 1: a cancelled job is left alone, and a job that is already on its way, or running again, is not requeued twice.
+Rule 2: nodes that the job already stays away from stay excluded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from slurm_plugin.slurm import Slurm
+from slurm_plugin.slurm_text import JobInfo, SlurmError
+
+PATIENCE: Final = 60.0  # seconds for slurmctld to come back from a restart
+PAUSE: Final = 1.0  # seconds between two tries
+# A job that is still completing may not be told to start "now" (Slurm overwrites that), but a little later is kept.
+START: Final = "now+3"
+ENDED: Final = frozenset(["CANCELLED", "DEADLINE"])
+
+T = TypeVar("T")
+
+
+def requeue_job(
+    slurm: Slurm,
+    job_id: str,
+    exclude: Iterable[str],
+    log: Callable[[str], None],
+    *,
+    restarts: int | None = None,
+    patience: float = PATIENCE,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Requeue a job and keep it off the nodes in `exclude`; True when it is on its way.
+
+    Args:
+        job_id: "123", or "100_7" for a task of an array.
+        log: gets one line for every thing done or refused.
+        restarts: the job's restart count as the caller knows it; a higher one means that somebody was faster.
+        patience: seconds to go on trying while Slurm does not answer.
+    """
+    away = tuple(dict.fromkeys(exclude))
+    deadline = time.monotonic() + patience
+    job = _until(deadline, sleep, log, lambda: _put_back(slurm, job_id, restarts, log))
+    if job is None:
+        return False
+    if job.state == "RUNNING" and restarts is not None and job.restarts > restarts:
+        log(f"job {job_id} is already running again")
+        return True
+    merged = tuple(dict.fromkeys([*job.excluded, *away]))
+    change = tuple(merged) if merged != job.excluded else None
+    done = _until(deadline, sleep, log, lambda: _hasten(slurm, job_id, change))
+    without = f" without {','.join(merged)}" if merged else ""
+    log(f"job {job_id} goes back to the queue{without}" + ("" if done else "; its start could not be brought forward"))
+    return True
+
+
+def _put_back(slurm: Slurm, job_id: str, restarts: int | None, log: Callable[[str], None]) -> JobInfo | None:
+    job = slurm.job(job_id)
+    if job.state in ENDED:
+        log(f"job {job_id} was ended from outside ({job.state}); not requeued")
+        return None
+    if job.state != "PENDING" and not (restarts is not None and job.restarts > restarts):
+        slurm.requeue(job_id)
+    return job
+
+
+def _hasten(slurm: Slurm, job_id: str, exclude: tuple[str, ...] | None) -> bool:
+    slurm.update(job_id, start_time=START, exclude=exclude)
+    return True
+
+
+def _until(
+    deadline: float, sleep: Callable[[float], None], log: Callable[[str], None], ask: Callable[[], T]
+) -> T | None:
+    """Ask until Slurm answers; None once the deadline has passed."""
+    said = ""
+    while True:
+        try:
+            return ask()
+        except SlurmError as error:
+            if str(error) != said:
+                said = str(error)
+                log(f"Slurm: {said}")
+        if time.monotonic() >= deadline:
+            return None
+        sleep(PAUSE)
