@@ -2,8 +2,8 @@
 
     trainee.py --out DIR [--inject ACTION:PLACE:RANK:MINIBATCH[:ATTEMPT]]...
 
-ACTION is kill, stop, raise or leave; PLACE is data, forward, backward, update, between, save or restore; RANK a number or "all".
-An injection happens once: in the launch with number ATTEMPT (default 0; "any" for every launch).
+ACTION is kill, stop, raise or leave; PLACE is data, forward, backward, update, between, save or restore; RANK is a
+number or "all". An injection happens once: in the launch with number ATTEMPT (default 0; "any" for every launch).
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ def options() -> argparse.Namespace:
 
 def instrument(args: argparse.Namespace) -> None:
     """Let failures happen inside save and restore, where the training script has no line of its own."""
-    from jitmpi import save
     from jitmpi.torch_state import TrainingState
+
+    from jitmpi import save
 
     write, load = save.save, TrainingState.load
 
