@@ -45,8 +45,9 @@ class Cluster(Jobs):
         controller_hook: bool = True,
         node_hook: bool = True,
     ) -> None:
-        hooks = (plugin and controller_hook, plugin and node_hook)
-        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf), plugin, *hooks)
+        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf))
+        if plugin:
+            self._want_plugin(controller_hook, node_hook)
         self.pfs = self.settings.folder / "pfs"
         self.logs = self.settings.folder / "log"
 
@@ -224,6 +225,7 @@ class Cluster(Jobs):
                 self.reconnect(node)
             if node != "head":
                 self.boot(node)
+        self.on("head", "scontrol", "reconfigure")  # asks all nodes to register at once instead of at the next ping
         while set(self.nodes().values()) - {"idle"} and time.monotonic() < deadline:
             for node, state in self.nodes().items():
                 if re.match(r"(down|drain|draining|drained|fail|failing)\b", state):
@@ -237,10 +239,9 @@ class Cluster(Jobs):
         Raises:
             TestbedError: the plugin does not build, or the cluster does not come back.
         """
-        changed = replace(self.settings, plugin=True, controller_hook=controller_hook, node_hook=node_hook)
         with machine.locked(self.name):
             running = self._saved() is not None
-            self.settings = changed
+            self._want_plugin(controller_hook, node_hook)
             if running:
                 self._configure()
                 daemons.stop(self.settings)
@@ -255,6 +256,14 @@ class Cluster(Jobs):
     def version(self) -> str:
         """Return Slurm's version, for example "22.05.8"."""
         return machine.slurm_version()
+
+    def _want_plugin(self, controller_hook: bool, node_hook: bool) -> None:
+        self.settings = replace(
+            self.settings,
+            plugin=True,
+            controller_hook=controller_hook and plugin.has_hook("epilog-slurmctld"),
+            node_hook=node_hook and plugin.has_hook("epilog"),
+        )
 
     def _host(self, name: str) -> Host:
         for host in self.settings.hosts:

@@ -87,15 +87,23 @@ def locked(name: str) -> Iterator[None]:
         TestbedError: the other one did not end within `LOCK_TIMEOUT` seconds.
     """
     RUN.mkdir(parents=True, exist_ok=True)
-    # Not in the cluster's folder, which `down` removes. The lock goes with the process, however that ends.
-    with open(RUN / f".{name}.lock", "w", encoding="utf-8") as lock:
+    path = RUN / f".{name}.lock"  # not in the cluster's folder, which `down` removes
+    held: list[int] = []
 
-        def taken() -> bool:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
+    def taken() -> bool:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(lock).st_ino:  # else a `down` has just removed the one opened here
+                held.append(lock)
+                return True
+        os.close(lock)
+        return False
 
-        wait_for(f"end of another verb on cluster {name!r}", taken, LOCK_TIMEOUT)
+    wait_for(f"end of another verb on cluster {name!r}", taken, LOCK_TIMEOUT)
+    try:
         yield
+    finally:
+        if not (RUN / name).exists():
+            path.unlink(missing_ok=True)
+        os.close(held[0])  # and with it the lock, as when the process dies
