@@ -19,6 +19,7 @@ static struct jit_setting settings[] = {
 };
 
 static char text[JIT_TEXT_MAX]; /* "" unless this srun itself was given the option in a job without it */
+static bool given;              /* on the command line of this srun */
 
 static bool job_has_option(void)
 {
@@ -29,21 +30,15 @@ static bool job_has_option(void)
 
 int jit_launcher_init(void)
 {
-    if (job_has_option() || jit_arguments_given("/proc/self/cmdline"))
+    given = jit_arguments_given("/proc/self/cmdline");
+    if (job_has_option() || given)
         jit_settings_put(settings, JIT_LENGTH(settings));
     return 0;
 }
 
 int jit_launcher_option(const char *argument)
 {
-    if (!job_has_option())
-        return jit_request_take(argument, text, sizeof(text));
-    if (jit_arguments_given("/proc/self/cmdline"))
-        slurm_spank_log(
-            "jit-ckpt: option: cannot change the options of a running job: those of its submission "
-            "stay (%s)",
-            getenv(JIT_ENV_OPTIONS_JOB));
-    return 0;
+    return job_has_option() ? 0 : jit_request_take(argument, text, sizeof(text));
 }
 
 int jit_launcher_post_opt(spank_t sp)
@@ -51,6 +46,11 @@ int jit_launcher_post_opt(spank_t sp)
     spank_err_t error;
 
     jit_settings_take_back(settings, JIT_LENGTH(settings));
+    if (job_has_option() && given)
+        slurm_spank_log(
+            "jit-ckpt: option: cannot change the options of a running job: those of its submission "
+            "stay (%s)",
+            getenv(JIT_ENV_OPTIONS_JOB));
     if (text[0] == '\0')
         return 0;
     (void)setenv(JIT_ENV_OPTIONS_JOB, text, 1); /* the step's tasks, and slurmstepd, read it from here */

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from slurm_plugin import contract
+from testbed.cluster import Cluster
+from testbed.commands import wait_for
 
 SPANK = Path(__file__).resolve().parents[2] / "spank"
 FREE_OF_SLURM = ("options.c", "directory.c", "arguments.c", "settings.c", "spool.c")
@@ -102,3 +105,73 @@ def note(library: ctypes.CDLL) -> Callable[..., str]:
         return why.text.decode() if failed else ""
 
     return call
+
+
+# What sites change and the plugin must overcome; the Epilog is a script that shows its environment.
+CONF = ("JobRequeue=0", "KillOnBadExit=1", "WaitTime=2", "Epilog={pfs}/epilog.sh")
+
+
+class Site:
+    """A cluster of two nodes with the plugin and without any Python side."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.pfs = cluster.pfs
+
+    def run(self, *command: str, user: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on the head to its end, whatever its end is; stderr is in the output."""
+        line = ["bash", "-c", 'exec "$@" 2>&1', "-", *command]
+        return self.cluster.on("head", *line, user=user, env=env, check=False)
+
+    def job(self, script: str, *args: str, **env: str) -> str:
+        """Submit a shell script, wait for its end and return its id; `output` has what it printed."""
+        text = script if script.startswith("#!") else f"#!/bin/bash\n{script}\n"
+        job = self.cluster.sbatch(*args, f"--output={self.pfs}/%j.out", script=text, env=env)
+        self.cluster.wait_state(job, {"COMPLETED", "FAILED"}, 30)
+        return job
+
+    def output(self, job: str) -> str:
+        """What a job printed."""
+        return (self.pfs / f"{job}.out").read_text()
+
+    def wait_text(self, path: Path, text: str) -> str:
+        """Wait until a file holds a text and return all it holds."""
+        wait_for(f"{text!r} in {path}", lambda: path.exists() and text in path.read_text(), 30)
+        return path.read_text()
+
+    def epilog(self, job: str, node: str) -> str:
+        """The environment of the Epilog of a job on a node, once it has run."""
+        path = self.pfs / f"epilog-{job}-{node}"
+        wait_for(f"{path}", path.exists, 20)
+        return path.read_text()
+
+    def spool(self, job: str, node: str) -> list[str]:
+        """The lines of the spool of a job on a node; none where there is no file."""
+        path = f"{contract.SPOOL}/{job}/{contract.TASKS}"
+        return self.cluster.on(node, "cat", path, check=False).stdout.splitlines()
+
+
+def settings_of(verbose: str) -> dict[str, str]:
+    """The options that `sbatch -vv` lists."""
+    return dict(re.findall(r"^s\w+: ([a-z-]+) +: (.*)$", verbose, re.MULTILINE))
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    """One real cluster for all tests of the plugin."""
+    if os.geteuid() != 0:
+        pytest.skip("the test bed needs root")
+    pfs = Cluster("spank").pfs
+    conf = tuple(line.format(pfs=pfs) for line in CONF)
+    with Cluster("spank", nodes=2, conf=conf, plugin=True, controller_hook=False, node_hook=False) as cluster:
+        hook = pfs / "epilog.sh"
+        aside, done = f"{pfs}/.$SLURM_JOB_ID-$SLURMD_NODENAME", f"{pfs}/epilog-$SLURM_JOB_ID-$SLURMD_NODENAME"
+        hook.write_text(f"#!/bin/sh\nenv > {aside}\nmv {aside} {done}\n")
+        hook.chmod(0o755)
+        yield Site(cluster)
+
+
+@pytest.fixture
+def listed() -> Callable[[str], dict[str, str]]:
+    """Read the options that `sbatch -vv` lists."""
+    return settings_of

@@ -17,8 +17,41 @@ SPANK = Path(__file__).resolve().parents[2] / "spank"
 DRIVER = Path(__file__).with_name("options_driver.c")
 Canonical = Callable[[str, str], tuple[str, str]]
 
-VALUES = ["0", "1", "2", "1000", "1001", "86400", "86400.000000001", "1_0", " 5", "5 ", "+5", "-1", "1e2", "0x10", ".5", "1."]
-VALUES += ["1.5", "off", "on", "Off", "nan", "inf", "", "/a/b", "a", "1.1234567890", "0000000005", "000000005", "٣", "a\nb", "é"]
+VALUES = [
+    "0",
+    "1",
+    "2",
+    "1000",
+    "1001",
+    "86400",
+    "86400.000000001",
+    "1_0",
+    " 5",
+    "5 ",
+    "+5",
+    "-1",
+    "1e2",
+    "0x10",
+    ".5",
+    "1.",
+]
+VALUES += [
+    "1.5",
+    "off",
+    "on",
+    "Off",
+    "nan",
+    "inf",
+    "",
+    "/a/b",
+    "a",
+    "1.1234567890",
+    "0000000005",
+    "000000005",
+    "٣",
+    "a\nb",
+    "é",
+]
 KEYS = [*contract.ALLOWED, "", "di", "dirs", "DIR", "dir ", "hang_floor", "réq"]
 item = st.one_of(
     st.tuples(st.sampled_from(KEYS), st.sampled_from(["=", "", "=="]), st.sampled_from(VALUES)).map("".join),
@@ -110,12 +143,14 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     inputs = []
     for _ in range(3000):
         words = [draw.choice(KEYS) + draw.choice(["=", ""]) + draw.choice(VALUES) for _ in range(draw.randrange(5))]
-        raw = bytearray(",".join(words).encode())
-        for _ in range(draw.randrange(3) if raw else 0):
-            raw[draw.randrange(len(raw))] = draw.randrange(1, 256)
-        inputs.append(bytes(raw))
+        mutated = bytearray(",".join(words).encode())
+        for _ in range(draw.randrange(3) if mutated else 0):
+            mutated[draw.randrange(len(mutated))] = draw.randrange(1, 256)
+        inputs.append(bytes(mutated))
     inputs += [b"dir=" + b"x" * n for n in (4091, 4095, 4096, 70_000)]
-    done = subprocess.run([str(program)], input=b"\0".join(inputs) + b"\0", capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(program)], input=b"\0".join(inputs) + b"\0", capture_output=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()
     answers = done.stdout.decode().split()
     for raw, answer in zip(inputs, answers, strict=True):

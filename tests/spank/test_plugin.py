@@ -38,7 +38,19 @@ def test_needs_only_libc_and_slurm(installed: Path) -> None:
     assert len(needed) == 1
     assert "libc.so.6" in needed[0]
     wanted = {line.split()[-1].partition("@")[0] for line in call("nm", "-D", "-u", library).splitlines()}
-    assert not wanted & {"exit", "_exit", "abort", "raise", "kill", "sleep", "usleep", "nanosleep", "system", "popen", "fork"}
+    assert not wanted & {
+        "exit",
+        "_exit",
+        "abort",
+        "raise",
+        "kill",
+        "sleep",
+        "usleep",
+        "nanosleep",
+        "system",
+        "popen",
+        "fork",
+    }
 
 
 def test_hardened(installed: Path) -> None:

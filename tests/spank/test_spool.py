@@ -18,7 +18,9 @@ def test_lines_and_modes(note: Note, tmp_path: Path) -> None:
     assert note(spool, 12, 0, 3, 9, 1700000000) == ""
     assert note(spool, 12, 0xFFFFFFFB, 0, 256, 1700000001) == ""
     assert (spool / "12" / "tasks").read_text() == "0 3 9 1700000000\n4294967291 0 256 1700000001\n"
-    assert [oct(p.stat().st_mode & 0o7777) for p in (spool, spool / "12", spool / "12" / "tasks")] == ["0o700"] * 2 + ["0o600"]
+    assert [oct(p.stat().st_mode & 0o7777) for p in (spool, spool / "12", spool / "12" / "tasks")] == ["0o700"] * 2 + [
+        "0o600"
+    ]
 
 
 def test_made_private_whatever_the_umask(note: Note, tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ TRAPS = [_link_spool, _link_parent, _link_job, _link_tasks, _link_tasks_to_nothi
 
 @pytest.mark.parametrize("trap", [*TRAPS, _foreign])
 def test_traps(note: Note, tmp_path: Path, trap: Callable[[Path, Path], None]) -> None:
-    """A link, a FIFO, a folder of somebody else or open to others: refused at once, and nothing is written through it."""
+    """A link, a FIFO, a folder of somebody else or open to others: refused at once, nothing written through it."""
     if trap is _foreign and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     victim = tmp_path / "victim"
@@ -117,5 +119,3 @@ def test_no_descriptor_is_left(note: Note, tmp_path: Path) -> None:
         assert note(tmp_path / "open", n, 0, 0, 0, 1) != ""
         assert note(tmp_path / "no" / "such", n, 0, 0, 0, 1) != ""
     assert sorted(os.listdir("/proc/self/fd")) == before
-
-

@@ -19,7 +19,9 @@ KEYS = re.findall(r'KEY\("([^"]+)", "([^"]+)", JIT_(\w+), (\d+), (\d+)\)', HEADE
 
 def test_constants() -> None:
     """Option, environment names, exit codes, file names and spool are equal, and neither side has one more."""
-    python = {n: v for n, v in vars(contract).items() if n.isupper() and not n.startswith("_") and type(v) in (str, int)}
+    python = {
+        n: v for n, v in vars(contract).items() if n.isupper() and not n.startswith("_") and type(v) in (str, int)
+    }
     assert {name: ast.literal_eval(value) for name, value in DEFINES} == python
 
 
@@ -53,33 +55,8 @@ def test_keys_are_attributes() -> None:
     assert {key.replace("-", "_") for key in contract.ALLOWED} == set(contract.Options.__dataclass_fields__)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["keep=1", "dir=/d,keep=0", "dir=/d,keep=1_0", "dir=/d,keep= 5", "dir=/d,keep=+5", "dir=/d,save=1e3", "dir=/d,hang=inf"]
-    + ["dir=/d,hang=nan", "dir=/d,keep=٣", "dir=/d,relaunch=ON", "dir=/d,keep", "dir=/d,keep=", "dir=/a\nb", "dirr=/d"]
-    + ["dir=/d,save=86400.000000001", "dir=/d,settle=.5", "dir=/d,settle=1."],
-)
-def test_refused(text: str) -> None:
-    """What is not in the stated grammar is refused with the key and what is allowed."""
-    with pytest.raises(contract.OptionError, match=r"key '.+'.*(allowed|needs|missing)"):
-        contract.parse_options(text)
+WRONG = ["keep=0", "keep=1_0", "keep= 5", "keep=+5", "keep=٣", "keep", "keep=", "save=1e3", "save=86400.000000001"]
+WRONG += ["hang=inf", "hang=nan", "settle=.5", "settle=1.", "relaunch=ON", "resume=/a\nb", "dirr=/d"]
 
 
-def test_last_wins() -> None:
-    """Of a key given twice the last value counts; empty items are nothing."""
-    assert contract.parse_options("dir=/a,,keep=1,dir=/b,keep=7,") == contract.Options(dir="/b", keep=7)
-
-
-@given(
-    st.builds(
-        contract.Options,
-        dir=st.from_regex(r"/[a-z .=%é]{0,20}", fullmatch=True),
-        keep=st.integers(1, 1000),
-        relaunch=st.sampled_from(["on", "off"]),
-        hang=st.one_of(st.just(0.0), st.integers(20, 10000).map(lambda n: n / 10)),
-        save=st.integers(1000, 86400000).map(lambda n: n / 1000),
-    )
-)
-def test_round_trip(options: contract.Options) -> None:
-    """What format_options writes, parse_options reads back, value for value."""
-    assert contract.parse_options(contract.format_options(options)) == options
+@pytest.mark.parametrize("text", ["keep=1", *(f"dir=/d,{item}" for item in WRONG)])
