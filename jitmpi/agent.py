@@ -11,7 +11,7 @@ import time
 import traceback
 from dataclasses import replace
 
-from jitmpi import control, leave, messages
+from jitmpi import control, leave, messages, topology
 from jitmpi.carry import FLUSH, Carrier
 from jitmpi.config import Settings
 from jitmpi.detect import Progress
@@ -51,9 +51,9 @@ class Agent:
         options = settings.options
         self.progress = Progress(options.hang, options.hang_floor)
         self._carrier = Carrier(settings, members, plane, vault, self.gate, versions)
-        self._wards = Wards(control.wards(members, settings.rank), plane.contexts)
-        self._buddies = control.buddies(members, settings.rank)
-        candidates = control.candidates(members)
+        self._wards = Wards(topology.wards(members, settings.rank), plane.contexts)
+        self._buddies = topology.buddies(members, settings.rank)
+        candidates = topology.candidates(members)
         self._round = Round(settings.rank, settings.size, candidates, options.settle, options.save, staging)
         self._signals: set[int] = set()
         self._goodbyes: set[int] = set()
@@ -75,7 +75,9 @@ class Agent:
 
     def hand_over(self, context: Context) -> None:
         """Training thread: give the buddies this rank's replay context; never waits."""
-        self._plane.offer(self._buddies, Kind.CONTEXT, messages.encode_context(context))
+        payload = messages.encode_context(context)
+        for buddy in self._buddies:
+            self._plane.offer(buddy, Kind.CONTEXT, payload)
 
     def began(self, minibatch: int) -> None:
         """Training thread: every rank has S(minibatch); until the first update there is nothing new to save."""
@@ -89,7 +91,7 @@ class Agent:
     def finish(self, patience: float | None) -> bool:
         """Training thread: an orderly end; return whether all linked ranks came to theirs within `patience` seconds."""
         self._finished = True
-        self._plane.broadcast(Kind.GOODBYE, messages.encode_values({}))
+        self._plane.broadcast(Kind.GOODBYE, messages.encode_dict({}))
         self._plane.wake()
         return self._all_done.wait(patience)
 
@@ -161,12 +163,12 @@ class Agent:
             case Kind.WRITTEN:
                 self._round.on_written(messages.decode_written(payload), now, wall)
             case Kind.FAILED:
-                values = messages.decode_values(payload)
+                values = messages.decode_dict(payload)
                 self._round.on_failed(rank, int(values["epoch"]), str(values["reason"]), now)
             case Kind.COMMITTED:
-                self._round.on_committed(str(messages.decode_values(payload)["directory"]))
+                self._round.on_committed(str(messages.decode_dict(payload)["directory"]))
             case Kind.ABORT:
-                self._round.on_abort(str(messages.decode_values(payload)["reason"]))
+                self._round.on_abort(str(messages.decode_dict(payload)["reason"]))
             case Kind.GOODBYE:
                 self._goodbyes.add(rank)
 
@@ -183,7 +185,7 @@ class Agent:
             self._first_update = False
             if self.settings.rank == 0:
                 self.tell({"event": "update", "minibatch": self.gate.place.minibatch})
-        if self._finished and self._plane.peers() <= self._goodbyes | self._round.lost:
+        if self._finished and self._plane.peers <= self._goodbyes | self._round.lost:
             self._all_done.set()
         if not self._round.active:
             self._watch(time.monotonic())

@@ -23,16 +23,6 @@ from jitmpi.vault import Vault
 
 FLUSH = 2.0  # seconds for last frames to leave before the process does
 
-ENCODERS: dict[str, tuple[Kind, Callable[..., bytes]]] = {
-    "fault": (Kind.FAULT, messages.encode_fault),
-    "report": (Kind.REPORT, messages.encode_report),
-    "plan": (Kind.PLAN, messages.encode_plan),
-    "written": (Kind.WRITTEN, messages.encode_written),
-    "failed": (Kind.FAILED, messages.encode_values),
-    "committed": (Kind.COMMITTED, messages.encode_values),
-    "abort": (Kind.ABORT, messages.encode_values),
-}
-
 
 class Carrier:
     """The hands of one rank's round.
@@ -58,8 +48,7 @@ class Carrier:
         """Carry out one action; results of writes and commits come back through `bring_back`."""
         match action:
             case rounds.Tell():
-                kind, encode = ENCODERS[action.kind]
-                payload = encode(action.value)
+                kind, payload = Kind[action.kind.upper()], messages.encode(action.kind, action.value)
                 if action.rank is None:
                     self._plane.broadcast(kind, payload)
                 else:
@@ -109,7 +98,7 @@ class Carrier:
                 action.plan,
                 written=action.written,
                 tensors=self._vault.tensors(),
-                contexts=decision.contexts,
+                contexts=decision.contexts.values(),
                 scalars=self._vault.scalars(),
                 fault=action.fault,
                 world=[member.node for member in self.members],

@@ -45,32 +45,44 @@ class Recorder:
             self._first = False
             self._agent.first_update()
 
-    def boundary(self, minibatch: int, position: Position, user: dict[str, object], *, idle: bool = False) -> None:
+    def boundary(
+        self, minibatch: int, position: Position, user: dict[str, object], own: dict[str, bytes], *, idle: bool = False
+    ) -> None:
         """Capture S(minibatch)'s context; returns only while nothing has failed."""
         self._minibatch = minibatch
         self._shadow.capture()
-        context = self._capture(minibatch, True, position, user, self._shadow.pieces())
+        context = self._capture(minibatch, True, position, user, own, self._shadow.pieces())
         if idle:
             self._agent.progress.pause()
         else:
             self._agent.progress.passed(time.monotonic())
         self._gate.at(Place("idle" if idle else "between", minibatch, context))
 
-    def forecast(self, position: Position, user: dict[str, object]) -> None:
+    def forecast(self, position: Position, user: dict[str, object], own: dict[str, bytes]) -> None:
         """Capture, at the end of a forward pass, what the next minibatch's context will be."""
         minibatch = self._minibatch + 1
-        self._gate.foresee(self._capture(minibatch, False, position, user, self._shadow.live_pieces()))
+        self._gate.foresee(self._capture(minibatch, False, position, user, own, self._shadow.live_pieces()))
 
     def _capture(
-        self, minibatch: int, exact: bool, position: Position, user: dict[str, object], own: dict[str, bytes]
+        self,
+        minibatch: int,
+        exact: bool,
+        position: Position,
+        user: dict[str, object],
+        own: dict[str, bytes],
+        buffers: dict[str, bytes],
     ) -> Context:
-        """Capture a context, hand it over, and return it with all that this rank itself can save."""
+        """Capture a context, hand it over, and return it with all that this rank itself can save.
+
+        `own`: states of generators that the data set owns.
+        """
         pieces = random_state.capture()
         pieces["position"] = position.encode()
         pieces["feed"] = position.feed_key
+        pieces.update(own)
         if user:
             pieces["user"] = codec.dumps(user)
-        if own and self._shadow.travels:
-            pieces.update(own)
+        if buffers and self._shadow.travels:
+            pieces.update(buffers)
         self._agent.hand_over(Context(self._rank, minibatch, exact, pieces))
-        return Context(self._rank, minibatch, exact, {**pieces, **own, **self._start})
+        return Context(self._rank, minibatch, exact, {**pieces, **buffers, **self._start})

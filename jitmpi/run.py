@@ -99,7 +99,8 @@ class Run:
         """Model hook: the random numbers of this minibatch are drawn."""
         feed = self._feed
         if self._recorder is not None and feed is not None:
-            self._recorder.forecast(Position(self._epoch, self._feeds - 1, feed.index), self.state)
+            position = Position(self._epoch, self._feeds - 1, feed.index)
+            self._recorder.forecast(position, self.state, feed.pieces())
 
     def _in_flight_without_update(self) -> bool:
         return self._in_flight and not self._updated
@@ -117,7 +118,7 @@ class Run:
             self._state.mark()
         if self._recorder is not None:
             position = Position(self._epoch, number, feed.index, done)
-            self._recorder.boundary(self.minibatch, position, self.state, idle=idle)
+            self._recorder.boundary(self.minibatch, position, self.state, feed.pieces(), idle=idle)
 
     def _open(self, batches: Iterable[Batch], number: int) -> loader.Feed | None:
         """Open a feed where this run has to go on; None when all of it was used before the restart."""
@@ -132,6 +133,7 @@ class Run:
             feed = loader.open_feed(batches, skip=target.index, start=start or None)
             if feed.note:
                 sys.stderr.write(f"jit-ckpt: {feed.note}\n")
+            feed.restore(pieces)
             random_state.restore(pieces)
             self._target, self._pieces = None, {}
             if target.done:

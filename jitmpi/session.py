@@ -116,8 +116,7 @@ def _connect(world: comm.World, settings: Settings) -> tuple[control.ControlPlan
     first = json.dumps([settings.node, secrets.token_hex(32)]).encode()
     rows = [json.loads(row) for row in world.exchange(first, deadline)]
     plane = control.ControlPlane(settings.rank, bytes.fromhex(rows[0][1]))
-    other = next((str(node) for node, _ in rows if node != settings.node), "")
-    host = control.local_address(other) if other else "127.0.0.1"
+    host = control.own_address(*(str(node) for node, _ in rows if node != settings.node))
     second = json.dumps([host, plane.listen(host)]).encode()
     places = [json.loads(row) for row in world.exchange(second, deadline)]
     members = [Member(rank, str(rows[rank][0]), str(host), int(port)) for rank, (host, port) in enumerate(places)]
