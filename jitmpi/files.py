@@ -1,0 +1,143 @@
+"""Turn names into open files and bytes into durable ones: the door to the file system that checkpoints lie on.
+
+Rule 1: nothing here follows a symbolic link in the last part of a path, or waits for what is not a regular file.
+Rule 2: files are born 0600 and folders 0700; nothing is widened later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import IO
+
+from jitmpi.errors import DamagedError
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+# What link(2) answers on file systems without hard links, or without them between two folders (BeeGFS).
+NO_LINKS = frozenset({errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def create(path: str) -> IO[bytes]:
+    """Create a new file for raw writing, mode 0600.
+
+    Raises:
+        OSError: it exists, or cannot be made.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, FILE_MODE), "wb", buffering=0)
+
+
+def open_regular(path: str) -> IO[bytes]:
+    """Open an existing regular file for reading, without following a link or blocking on a pipe.
+
+    Raises:
+        DamagedError: it is missing, a link, or no regular file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DamagedError(f"{path}: is not a regular file")
+    return os.fdopen(fd, "rb")
+
+
+def read(path: str, most: int) -> bytes:
+    """Read a whole regular file of at most `most` bytes.
+
+    Raises:
+        DamagedError: it cannot be read, or is larger than that.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise DamagedError(f"{path}: {size} bytes; more than {most} cannot be right")
+        try:
+            return file.read()
+        except OSError as error:
+            raise DamagedError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def size_of(path: str) -> int | None:
+    """Size of a regular file in bytes; None for a missing file and for anything else, links included."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def is_folder(path: str) -> bool:
+    """Say whether this is a folder itself, not a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def pwrite(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of a contiguous byte view at an offset; a short write is carried on, not taken for success."""
+    while len(data):
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done
+
+
+def write_durably(path: str, data: bytes) -> None:
+    """Write a file aside, fsync it, put it in place of `path`. The folder is left for the caller to fsync.
+
+    Raises:
+        OSError: as the system said it; nothing is left behind.
+    """
+    aside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.part")
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
+        with create(aside) as file:
+            pwrite(file.fileno(), memoryview(data), 0)
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable; a file system that cannot (EINVAL) is taken to need no such call."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def link_exclusively(source: str, target: str) -> bool:
+    """Give `source` the second name `target`; False when another file has that name already.
+
+    NFS may carry a link out and still answer EEXIST to the repeated request, so the file itself is asked.
+
+    Raises:
+        OSError: the file system cannot link, or failed.
+    """
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        return os.path.samestat(os.lstat(source), os.lstat(target))
+    return True
+
+
+def free_bytes(path: str) -> int:
+    """Bytes that an unprivileged user may still write on the file system of `path`; -1 when it does not say."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return -1
+    return status.f_bavail * status.f_frsize
