@@ -60,3 +60,27 @@ WRONG += ["hang=inf", "hang=nan", "settle=.5", "settle=1.", "relaunch=ON", "resu
 
 
 @pytest.mark.parametrize("text", ["keep=1", *(f"dir=/d,{item}" for item in WRONG)])
+def test_refused(text: str) -> None:
+    """What is not in the stated grammar is refused with the key and what is allowed."""
+    with pytest.raises(contract.OptionError, match=r"key '.+'.*(allowed|needs|missing)"):
+        contract.parse_options(text)
+
+
+def test_last_wins() -> None:
+    """Of a key given twice the last value counts; empty items are nothing."""
+    assert contract.parse_options("dir=/a,,keep=1,dir=/b,keep=7,") == contract.Options(dir="/b", keep=7)
+
+
+@given(
+    st.builds(
+        contract.Options,
+        dir=st.from_regex(r"/[a-z .=%é]{0,20}", fullmatch=True),
+        keep=st.integers(1, 1000),
+        relaunch=st.sampled_from(["on", "off"]),
+        hang=st.one_of(st.just(0.0), st.integers(20, 10000).map(lambda n: n / 10)),
+        save=st.integers(1000, 86400000).map(lambda n: n / 1000),
+    )
+)
+def test_round_trip(options: contract.Options) -> None:
+    """What format_options writes, parse_options reads back, value for value."""
+    assert contract.parse_options(contract.format_options(options)) == options
