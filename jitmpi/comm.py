@@ -21,7 +21,6 @@ from jitmpi.errors import BootstrapError
 
 CHUNK: Final = 64 << 20  # bytes of one broadcast; far below 2^31, what an MPI count can hold
 CHUNK_S: Final = 120.0  # seconds that one chunk may take where the caller gives no deadline
-FILES_S: Final = 60.0  # the most that ranks wait for each other's rendezvous files
 POLL_S: Final = (0.005, 0.1)  # between two looks at the rendezvous folder: at first, at last
 
 
@@ -177,15 +176,14 @@ class FileWorld:
             _remove_older(directory)
 
     def exchange(self, value: bytes, deadline: float) -> list[bytes]:
-        """See `World`; waits `FILES_S` at most."""
+        """See `World`."""
         turn, self._turn = self._turn, self._turn + 1
         if self.size == 1 and not self._abandoned:
             return [value]
-        until = min(deadline, time.monotonic() + FILES_S)
         try:
             self._publish(f"{turn}.{self.rank}", value)
             names = {f"{turn}.{rank}" for rank in range(self.size)}
-            self._await(names, until)
+            self._await(names, deadline)
             values = [self._read(f"{turn}.{rank}") for rank in range(self.size)]
             self._publish(f"{turn}.{self.rank}.read", b"")
             marks = {name + ".read" for name in names}

@@ -9,7 +9,6 @@ Links are made once, at the start. When they are, the listening socket is closed
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
@@ -25,6 +24,7 @@ from typing import Final
 from jitmpi import wire
 from jitmpi.errors import BootstrapError, WireError
 from jitmpi.events import Member
+from jitmpi.greet import Greeter, Handshake
 from jitmpi.messages import Kind
 from jitmpi.topology import buddies, candidates, edges, wards
 
@@ -41,10 +41,7 @@ __all__ = [
     "own_address",
     "wards",
 ]
-HALF_OPEN: Final = 64  # connections that have not proved themselves, at a time
-PROOF_S: Final = 2.0  # that a connection may take to prove itself
-CROWDED_S: Final = 0.05  # the same when others wait; a peer whose turn is cut short by it tries again
-RETRY_S: Final = 0.1  # between two tries to connect
+CONNECT_S: Final = 0.05  # between two looks at who should be called, or given up, while links are built
 KEPT: Final = 8  # contexts kept of each peer: its last minibatches, exact and forecast, with room for a lag
 FLUSH_S: Final = 0.002  # between two looks at what the peers' kernels have acknowledged
 QUIET_S: Final = 0.002  # after contexts came: they are gathered, so that a fast loop costs one wake-up each 2 ms
@@ -102,190 +99,66 @@ def own_address(*towards: str) -> str:
     return loopback
 
 
-@dataclass
-class _Opening:
-    """A connection whose peer has not proved itself."""
-
-    sock: socket.socket
-    handshake: wire.Handshake
-    began: float
-    calling: int | None  # the rank that we call; None when we are called
-    greeted: bool = False
-
-
 class ControlPlane:
     """This rank's links to its peers; see `listen`, `connect`, `poll`."""
 
     def __init__(self, rank: int, key: bytes) -> None:
         self.rank = rank
-        self.refused = 0  # connections and frames dropped because they were not ours
-        self._key = key
+        self._refused = 0
         self._epoll = select.epoll()
+        self._greeter = Greeter(rank, key, self._epoll)
         self._links: dict[int, wire.Link] = {}  # by rank
         self._by_fd: dict[int, wire.Link] = {}
-        self._openings: dict[int, _Opening] = {}  # by descriptor
         self._contexts: dict[int, tuple[wire.Opener, deque[wire.Frame]]] = {}
         self._goodbyes: set[int] = set()
         self._pending: list[Event] = []
         self._offered = (b"", wire.digest(b""))
-        self._listener: socket.socket | None = None
-        self._missing: dict[int, Member] = {}
-        self._retry: dict[int, float] = {}  # rank to call -> when
-        self._reasons: dict[int, str] = {}
         self._waker, self._wakeup = socket.socketpair()
         self._waker.setblocking(False)
         self._wakeup.setblocking(False)
         self._epoll.register(self._wakeup, select.EPOLLIN)
         _planes.add(self)
 
-    # -- the start ----------------------------------------------------------------------------------------------
-
     def listen(self, host: str) -> int:
         """Listen on an address of this host and return the port, chosen by the kernel."""
-        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
-        self._listener.bind((host, 0))
-        self._listener.listen(4096)
-        return int(self._listener.getsockname()[1])
+        return self._greeter.listen(host)
 
     def connect(self, members: Sequence[Member], deadline: float) -> None:
         """Build all links of this rank; the higher rank of a pair calls the lower. `deadline` is of time.monotonic.
 
         Raises:
-            BootstrapError: some are not there at the deadline; says who and why.
+            BootstrapError: some are not there at the deadline, or ended before it; says who and why.
         """
         pairs = edges(members)
-        self._missing = {m.rank: m for m in members if (m.rank, self.rank) in pairs or (self.rank, m.rank) in pairs}
-        self._retry = {rank: 0.0 for rank in self._missing if rank < self.rank}
-        if self._listener is not None:
-            self._epoll.register(self._listener, select.EPOLLIN)
-        while self._missing:
+        greeter = self._greeter
+        greeter.expect({m.rank: m for m in members if (m.rank, self.rank) in pairs or (self.rank, m.rank) in pairs})
+        while greeter.missing:
             now = time.monotonic()
             if now >= deadline:
-                raise BootstrapError(self._who_is_missing())
+                raise BootstrapError(greeter.who_is_missing())
             for event in self._pending:
                 if isinstance(event, Gone):
                     raise BootstrapError(f"rank {event.rank} ended while rank {self.rank} waited for others to connect")
-            self._expire(now)
-            for rank in [rank for rank, when in self._retry.items() if when <= now]:
-                self._call(self._missing[rank], now)
-            self._pending += self._turn(min(deadline - now, CROWDED_S))
-        self._stop_listening()
+            greeter.tick(now)
+            self._pending += self._turn(min(deadline - now, CONNECT_S))
+        greeter.stop()
 
-    def _who_is_missing(self) -> str:
-        lines = []
-        for rank, member in sorted(self._missing.items()):
-            reason = self._reasons.get(rank, "it did not connect" if rank > self.rank else "it did not answer")
-            lines.append(f"rank {rank} on {member.node} ({member.host}:{member.port}): {reason}")
-        return (
-            f"rank {self.rank} has no control link to {len(lines)} rank(s): {'; '.join(lines[:8])}; "
-            "check that these tasks run and that no firewall stands between the nodes"
-        )
-
-    def _call(self, member: Member, now: float) -> None:
-        del self._retry[member.rank]
-        sock = socket.socket(socket.AF_INET6 if ":" in member.host else socket.AF_INET, socket.SOCK_STREAM)
-        wire.configure(sock)
-        handshake = wire.Handshake(self._key, self.rank, member.rank)
-        self._openings[sock.fileno()] = _Opening(sock, handshake, now, member.rank)
-        self._epoll.register(sock, select.EPOLLOUT)
-        code = sock.connect_ex((member.host, member.port))
-        if code not in (0, errno.EINPROGRESS):
-            self._refuse(sock.fileno(), os.strerror(code))
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        while True:
-            now = time.monotonic()
-            called = [o for o in self._openings.values() if o.calling is None]
-            if len(called) >= HALF_OPEN:
-                oldest = min(called, key=lambda opening: opening.began)
-                if now - oldest.began < CROWDED_S:
-                    self._epoll.modify(self._listener, 0)  # until `_expire` has made room
-                    return
-                self._refuse(oldest.sock.fileno(), "it did not prove itself in time")
-            try:
-                sock, _ = self._listener.accept()
-            except (
-                OSError
-            ):  # nobody is left, or the caller has gone, or no descriptor is free: the next turn tries again
-                return
-            wire.configure(sock)
-            handshake = wire.Handshake(self._key, self.rank, None, self._expects)
-            self._openings[sock.fileno()] = _Opening(sock, handshake, now, None)
-            self._epoll.register(sock, select.EPOLLIN)
-
-    def _expects(self, rank: int) -> bool:
-        return rank > self.rank and rank in self._missing
-
-    def _expire(self, now: float) -> None:
-        for fd, opening in list(self._openings.items()):
-            # A peer that has proved itself to us may count us as connected already: giving up would look like a death.
-            if now - opening.began > PROOF_S and not opening.handshake.trusted:
-                self._refuse(fd, "it did not prove itself in time")
-        if self._listener is not None:
-            self._epoll.modify(self._listener, select.EPOLLIN)
-
-    def _refuse(self, fd: int, reason: str) -> None:
-        opening = self._openings.pop(fd)
-        self._epoll.unregister(fd)  # closing alone does not: a child forked just now may still hold the descriptor
-        opening.sock.close()
-        self.refused += 1
-        if opening.calling is not None:
-            self._reasons[opening.calling] = reason
-            self._retry[opening.calling] = time.monotonic() + RETRY_S
-
-    def _advance(self, fd: int) -> list[Event]:
-        opening = self._openings[fd]
-        try:
-            if opening.calling is not None and not opening.greeted:
-                code = opening.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code:
-                    raise OSError(code, os.strerror(code))
-                opening.greeted = True
-                opening.sock.send(opening.handshake.hello())
-                self._epoll.modify(fd, select.EPOLLIN)
-                return []
-            data = opening.sock.recv(wire.HELLO_BYTES)
-            if not data:
-                raise WireError("it closed the connection")
-            answer = opening.handshake.receive(data)
-            if answer:
-                opening.sock.send(answer)  # at most 64 bytes into an empty buffer: taken whole or the peer is gone
-        except BlockingIOError:
-            return []
-        except OSError as error:
-            self._refuse(fd, error.strerror or str(error))
-            return []
-        except WireError as error:
-            self._refuse(fd, str(error))
-            return []
-        return self._adopt(fd) if opening.handshake.keys is not None else []
-
-    def _adopt(self, fd: int) -> list[Event]:
-        opening = self._openings.pop(fd)
-        link = wire.Link(opening.sock, opening.handshake, self._want_write)
-        if link.peer not in self._missing:  # two connections of one rank proved themselves; the first one counts
-            self._epoll.unregister(fd)
-            link.close()
-            self.refused += 1
-            return []
-        del self._missing[link.peer]
-        self._links[link.peer] = self._by_fd[fd] = link
+    def _adopt(self, sock: socket.socket, handshake: Handshake) -> list[Event]:
+        assert handshake.peer is not None
+        assert handshake.keys is not None
+        link = wire.Link(sock, handshake.peer, handshake.keys, self._want_write)
+        self._links[link.peer] = self._by_fd[link.fd] = link
         self._contexts[link.peer] = (link.opener, deque(maxlen=KEPT))
-        return self._receive(link, link.opener.feed(opening.handshake.rest))
+        try:
+            return self._receive(link, link.opener.feed(handshake.rest))
+        except WireError:
+            self._refused += 1
+            return self._lose(link)
 
-    def _stop_listening(self) -> None:
-        for fd in list(self._openings):
-            self._refuse(fd, "all peers are connected")
-        self._retry.clear()
-        if self._listener is not None:
-            with suppress(OSError):  # `close` may come before `connect` registered it
-                self._epoll.unregister(self._listener)
-            self._listener.close()
-            self._listener = None
-
-    # -- the run ------------------------------------------------------------------------------------------------
+    @property
+    def refused(self) -> int:
+        """Connections and frames that were dropped because they were not a peer's."""
+        return self._refused + self._greeter.refused
 
     @property
     def peers(self) -> frozenset[int]:
@@ -337,18 +210,19 @@ class ControlPlane:
             return []
         opener, frames = self._contexts[rank]
         good = [frame.payload for frame in frames if opener.verify(frame)]
-        self.refused += len(frames) - len(good)
+        self._refused += len(frames) - len(good)
         return good
 
     def poll(self, timeout: float) -> list[Event]:
         """Sleep until something happens, at most `timeout` seconds; return what did, in order."""
         deadline = time.monotonic() + timeout
         events, self._pending = self._pending, []
+        left = timeout
         while not events:
-            left = deadline - time.monotonic()
-            if left < 0:
-                break
             events = self._turn(left)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
             if not events:
                 time.sleep(min(QUIET_S, left))
         return events
@@ -363,7 +237,7 @@ class ControlPlane:
 
     def close(self) -> None:
         """Close everything; peers see this rank gone. Call `flush` first when the last words matter."""
-        self._stop_listening()
+        self._greeter.stop()
         for link in list(self._links.values()):
             link.close()
         self._links.clear()
@@ -378,12 +252,10 @@ class ControlPlane:
         for fd, mask in self._epoll.poll(max(timeout, 0)):
             if fd in self._by_fd:
                 events += self._serve(self._by_fd[fd], mask)
-            elif fd in self._openings:
-                events += self._advance(fd)
             elif fd == self._wakeup.fileno():
                 events += self._wakeups()
-            elif self._listener is not None and fd == self._listener.fileno():
-                self._accept()
+            elif proved := self._greeter.on_event(fd):
+                events += self._adopt(*proved)
         return events
 
     def _serve(self, link: wire.Link, mask: int) -> list[Event]:
@@ -394,7 +266,7 @@ class ControlPlane:
         try:
             events = self._receive(link, link.read())
         except WireError:
-            self.refused += 1
+            self._refused += 1
             return self._lose(link)
         return events + self._lose(link) if link.ended else events
 
@@ -405,7 +277,7 @@ class ControlPlane:
                 self._contexts[link.peer][1].append(frame)
                 continue
             if frame.kind not in KINDS or not link.opener.verify(frame):
-                self.refused += 1
+                self._refused += 1
                 return events + self._lose(link)
             if frame.kind == Kind.GOODBYE:
                 self._goodbyes.add(link.peer)
@@ -434,14 +306,11 @@ class ControlPlane:
         """Let go of every descriptor in a forked child, which would else keep a dead rank looking alive."""
         for link in self._links.values():
             link.abandon()
-        for opening in self._openings.values():
-            wire.abandon(opening.sock)
-        if self._listener is not None:
-            wire.abandon(self._listener)
+        self._greeter.abandon()
         _unhook(self._waker.fileno())
         wire.abandon(self._waker)
         wire.abandon(self._wakeup)
-        self._links, self._by_fd, self._openings, self._listener = {}, {}, {}, None
+        self._links, self._by_fd = {}, {}
         self._epoll.close()
 
 

@@ -1,13 +1,9 @@
-"""Turn a TCP socket into an authenticated link: whole frames in, whole frames out, never waiting.
+"""Turn the socket of a peer that has proved itself into a link: whole frames in, whole frames out, never waiting.
 
-Rule 1: nothing that the peer has not proved with the job's key is handed on; what fails is dropped with its connection.
+Rule 1: every frame carries a MAC over its direction, place in the sequence, kind and payload; one that does not fit
+        ends the link.
 Rule 2: no call here blocks. What the kernel does not take is queued, or refused when the caller can do without.
-Rule 3: memory is bounded: `HELLO_BYTES` before the proof, `MAX_FRAME` and `MAX_BACKLOG` after it.
-
-A connection begins with four messages under the job's key: hello (who, to whom, nonce), challenge (nonce, proof),
-proof, welcome. Each proof covers both nonces and both ranks, and so do the two keys, one a direction, that sign the
-frames; hence a recorded frame fits neither another connection, nor the other direction, nor another place in the
-sequence.
+Rule 3: memory is bounded by `MAX_FRAME` in and `MAX_BACKLOG` out.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ import errno
 import fcntl
 import hmac
 import os
-import secrets
 import socket
 import struct
 import sys
@@ -30,14 +25,10 @@ from typing import NamedTuple
 
 from jitmpi.errors import WireError
 
-KEY_BYTES = 32
 MAX_FRAME = 64 << 20  # bytes of payload; a report with all its contexts is far below
 MAX_BACKLOG = 4 * MAX_FRAME  # bytes queued for a peer that does not read; past it the link is given up
 CHUNK = 64 << 10  # bytes asked of the kernel at a time; below malloc's threshold for mmap
 
-MAGIC = b"JIT1"
-HELLO = struct.Struct("!4sII32s")
-HELLO_BYTES = HELLO.size + 32  # all that an acceptor ever reads before the peer has proved itself
 HEADER = struct.Struct("!IQB")  # payload length, sequence number, kind
 MAC_BYTES = 16
 HEAD_BYTES = HEADER.size + MAC_BYTES
@@ -73,83 +64,6 @@ def configure(sock: socket.socket) -> None:
 def digest(payload: bytes) -> bytes:
     """Hash a payload; made once for a payload that goes to several peers."""
     return blake2b(payload, digest_size=32).digest()
-
-
-class Handshake:
-    """One side of the mutual proof, without I/O: bytes in through `receive`, bytes to send out of it.
-
-    The connecting side knows whom it wants (`peer`) and begins with `hello`; the accepting side passes None and asks
-    `welcome` whether it expects the rank that calls.
-    """
-
-    def __init__(self, key: bytes, rank: int, peer: int | None, welcome: Callable[[int], bool] | None = None) -> None:
-        self.peer = peer
-        self.keys: tuple[bytes, bytes] | None = None  # (to send with, to receive with) once the peer has proved itself
-        self.trusted = False  # the peer has proved itself
-        self.rest = b""  # what came after the handshake; frames
-        self._key, self._rank, self._welcome = key, rank, welcome
-        self._nonce = secrets.token_bytes(32)
-        self._transcript = b""
-        self._connecting = peer is not None
-        self._next = self._on_challenge if self._connecting else self._on_hello
-        self._need = 64 if self._connecting else HELLO.size
-        self._buffer = b""
-
-    def hello(self) -> bytes:
-        """Return what the connecting side sends first."""
-        assert self.peer is not None
-        self._transcript = HELLO.pack(MAGIC, self._rank, self.peer, self._nonce)
-        return self._transcript
-
-    def receive(self, data: bytes) -> bytes:
-        """Take what the peer sent and return the answer; `keys` is set when the peer has proved itself.
-
-        Raises:
-            WireError: it is not a peer of this job, or not the one expected.
-        """
-        self._buffer += data
-        answer = b""
-        while self.keys is None and len(self._buffer) >= self._need:
-            message, self._buffer = self._buffer[: self._need], self._buffer[self._need :]
-            answer += self._next(message)
-        if self.keys is not None:
-            self.rest, self._buffer = self._buffer, b""
-        elif not self._connecting and not MAGIC.startswith(self._buffer[:4]) and not self._transcript:
-            raise WireError("a connection did not begin as one of ours")
-        return answer
-
-    def _on_hello(self, message: bytes) -> bytes:
-        magic, peer, wanted, _ = HELLO.unpack(message)
-        if magic != MAGIC or wanted != self._rank or not (self._welcome is None or self._welcome(peer)):
-            raise WireError(f"an unexpected hello, of rank {peer} to rank {wanted}")
-        self.peer = peer
-        self._transcript = message + self._nonce
-        self._next, self._need = self._on_proof, 32
-        return self._nonce + self._prove(b"challenge")
-
-    def _on_challenge(self, message: bytes) -> bytes:
-        self._transcript += message[:32]
-        self._check(message[32:], b"challenge")
-        self._next, self._need = self._on_welcome, 32
-        return self._prove(b"proof")
-
-    def _on_proof(self, message: bytes) -> bytes:
-        self._check(message, b"proof")
-        self.keys = self._prove(b"down"), self._prove(b"up")
-        return self._prove(b"welcome")
-
-    def _on_welcome(self, message: bytes) -> bytes:
-        self._check(message, b"welcome")
-        self.keys = self._prove(b"up"), self._prove(b"down")
-        return b""
-
-    def _prove(self, role: bytes) -> bytes:
-        return blake2b(role + self._transcript, key=self._key, digest_size=32).digest()
-
-    def _check(self, proof: bytes, role: bytes) -> None:
-        if not hmac.compare_digest(proof, self._prove(role)):
-            raise WireError(f"rank {self.peer} does not hold this job's key ({role.decode()} refused)")
-        self.trusted = True
 
 
 class Sealer:
@@ -219,21 +133,21 @@ class Opener:
 
 
 class Link:
-    """One authenticated connection to a peer rank.
+    """One authenticated connection to a peer rank, signed with one key to send and one to receive.
 
     `send` and `offer` may be called by any thread; `read`, `write` and `close` by the one that polls. `backlogged` is
     called with True when bytes begin to wait for `write`, with False when none do.
     """
 
-    def __init__(self, sock: socket.socket, handshake: Handshake, backlogged: Callable[[Link, bool], None]) -> None:
-        assert handshake.keys is not None
-        assert handshake.peer is not None
-        self.peer = handshake.peer
+    def __init__(
+        self, sock: socket.socket, peer: int, keys: tuple[bytes, bytes], backlogged: Callable[[Link, bool], None]
+    ) -> None:
+        self.peer = peer
         self.fd = sock.fileno()
-        self.opener = Opener(handshake.keys[1])
+        self.opener = Opener(keys[1])
         self.ended = False  # nothing more comes from the peer
         self.unreachable = False  # the peer's node does not answer, not just its process
-        self._sealer = Sealer(handshake.keys[0])
+        self._sealer = Sealer(keys[0])
         self._sock = sock
         self._closed = False
         self._broken = False  # nothing more can be sent
