@@ -168,7 +168,12 @@ def _read_torch(kind: str) -> Callable[[Any], Any]:
 
         from jitmpi import device
 
-        return {"dtype": device.dtype_of, "device": torch.device, "size": torch.Size}[kind](payload)
+        readers: dict[str, Callable[[Any], Any]] = {
+            "dtype": device.dtype_of,
+            "device": torch.device,
+            "size": torch.Size,
+        }
+        return readers[kind](payload)
 
     return read
 

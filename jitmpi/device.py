@@ -134,7 +134,7 @@ class HostReader:
         if part.numel() == 0:
             return memoryview(b"")
         if part.device.type == "cpu" and not self._copy:
-            return _view(part)
+            return view(part)
         if part.numel() <= self._chunk:
             return next(self._through(part))
         whole = bytearray(part.numel())
@@ -156,7 +156,7 @@ class HostReader:
         if part.numel() == 0:
             return
         if part.device.type == "cpu" and not self._copy:
-            yield _view(part)
+            yield view(part)
         else:
             yield from self._through(part)
 
@@ -221,7 +221,7 @@ class StreamClock:
         return "inside" if self._opened.query() else "before"
 
     def _record(self) -> Any:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -243,15 +243,15 @@ class _HostLane:
         self._buffers[turn][: source.numel()].copy_(source)
 
     def finish(self, turn: int, size: int, deadline: float) -> memoryview:
-        return _view(self._buffers[turn][:size])
+        return view(self._buffers[turn][:size])
 
 
 class _CudaLane:
     def __init__(self, device: torch.device, chunk: int) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(chunk, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._events: list[Any] = [torch.cuda.Event(), torch.cuda.Event()]
+        self._events: list[Any] = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def active(self) -> Any:
         return torch.cuda.stream(self._stream)
@@ -266,10 +266,11 @@ class _CudaLane:
             if time.monotonic() > deadline:
                 raise SaveError(f"{self._device} does not answer: a copy of {size} bytes to the host did not end")
             time.sleep(0.0001)
-        return _view(self._buffers[turn][:size])
+        return view(self._buffers[turn][:size])
 
 
-def _view(flat: torch.Tensor) -> memoryview:
+def view(flat: torch.Tensor) -> memoryview:
+    """Return the memory of a flat uint8 CPU tensor, without a copy."""
     array = (ctypes.c_ubyte * flat.numel()).from_address(flat.data_ptr())
     array._keep = flat  # type: ignore[attr-defined]  # the view must not outlive the memory
     return memoryview(array).cast("B")

@@ -31,7 +31,7 @@ def capture() -> dict[str, bytes]:
     numpy = sys.modules.get("numpy.random.mtrand")
     if numpy is not None:
         pieces["random/numpy"] = _numpy_state(numpy._rand)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for index, generator in enumerate(torch.cuda.default_generators):
             pieces[f"random/cuda{index}"] = _torch_state(generator)
     return pieces
@@ -57,6 +57,24 @@ def restore(pieces: Mapping[str, bytes]) -> None:
             torch.cuda.set_rng_state(_as_tensor(raw), index)
 
 
+def fork() -> dict[str, bytes]:
+    """Return the states and go on with new ones, each derived from its own old one.
+
+    For code that is to draw from streams of its own. Ranks that agree in one library's stream, and not in another's,
+    still agree in it afterwards, on both sides.
+    """
+    pieces = capture()
+    random.seed(random.getrandbits(64))
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(numpy.randint(0, 1 << 32, size=4, dtype="uint64"))
+    torch.default_generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(mix(*_torch_state(generator)))
+    return pieces
+
+
 def seed(value: int) -> None:
     """Seed Python, NumPy (once loaded), torch and CUDA (once started) from one number of 64 bits.
 
@@ -67,7 +85,7 @@ def seed(value: int) -> None:
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed([value & 0xFFFFFFFF, value >> 32])
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)
 
 
@@ -128,7 +146,7 @@ def seed_generator(generator: Any, value: int) -> None:
 
 
 def _python_state() -> bytes:
-    source = random._inst  # type: ignore[attr-defined]
+    source: Any = random._inst
     gauss = source.gauss_next
     tail = _GAUSS.pack(gauss is not None, gauss or 0.0)
     if _PYTHON_OFFSET:
@@ -138,8 +156,13 @@ def _python_state() -> bytes:
 
 
 def _set_python(raw: bytes) -> None:
-    position, *words = array.array("I", raw[: 4 * (_WORDS + 1)])
     cached, gauss = _GAUSS.unpack(raw[4 * (_WORDS + 1) :])
+    if _PYTHON_OFFSET:
+        source: Any = random._inst
+        ctypes.memmove(id(source) + _PYTHON_OFFSET, raw, 4 * (_WORDS + 1))
+        source.gauss_next = gauss if cached else None
+        return
+    position, *words = array.array("I", raw[: 4 * (_WORDS + 1)])
     random.setstate((3, (*words, position), gauss if cached else None))
 
 
@@ -155,12 +178,18 @@ def _numpy_state(source: Any) -> bytes:
 def _set_numpy(raw: bytes) -> None:
     import numpy
 
+    bits = numpy.random.mtrand._rand._bit_generator
+    name = type(bits).__name__
     if raw[:1] == b"T":
         state = codec.loads(raw[1:])
-        name = numpy.random.mtrand._rand._bit_generator.__class__.__name__  # type: ignore[attr-defined]
         if state["bit_generator"] != name:
             raise MismatchError(f"NumPy's global generator is {name}, the checkpoint has {state['bit_generator']}")
         numpy.random.set_state(state)
+        return
+    offset = _numpy_offset()
+    if offset and name == "MT19937":
+        ctypes.memmove(bits.ctypes.state_address, raw[1:], 4 * (_WORDS + 1))
+        ctypes.memmove(id(numpy.random.mtrand._rand) + offset, raw[1 + 4 * (_WORDS + 1) :], 16)
         return
     words = numpy.frombuffer(raw, numpy.uint32, _WORDS, offset=1)
     (position,) = struct.unpack_from("<i", raw, 1 + 4 * _WORDS)
@@ -188,7 +217,9 @@ def _find_python() -> int:
         wanted = array.array("I", (words[-1], *words[:-1])).tobytes()
         if ctypes.string_at(id(probe) + offset, len(wanted)) != wanted:
             return 0
-    return offset
+    other = random.Random(3)
+    ctypes.memmove(id(other) + offset, wanted, len(wanted))
+    return offset if other.getstate() == probe.getstate() else 0
 
 
 @functools.cache  # not at import: NumPy may be loaded later
