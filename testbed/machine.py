@@ -19,7 +19,10 @@ from testbed.commands import TestbedError, run, wait_for
 from testbed.namespaces import RUN
 from testbed.plugin import REPO
 
-PROGRAMS: Final = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "setpriv", "setsid", "awk")
+PROGRAMS: Final = (
+    *("slurmctld", "slurmd", "sbatch", "munged"),
+    *("ip", "nsenter", "unshare", "taskset", "setpriv", "setsid", "awk"),
+)
 SYSTEM_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 LOCK_TIMEOUT: Final = 180.0  # seconds to wait for another verb on the same cluster
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

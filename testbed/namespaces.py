@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.commands import run, wait_for
+from testbed.commands import TestbedError, run, wait_for
 
 RUN = Path("/run/jit-testbed")
 NETNS = Path("/run/netns")
@@ -83,8 +83,21 @@ def create(host: Host, etc: Path, kept: Sequence[Path]) -> None:
         host.handle(kind).touch()
     # A bind mount of the namespace keeps it, so that later commands can enter it.
     run(["unshare", f"--uts={host.handle('uts')}", "hostname", host.name])
-    run(["unshare", f"--mount={host.handle('mnt')}", "--propagation=private", "true"])
+    _create_view(host)
     run(["nsenter", f"--mount={host.handle('mnt')}", "--", "sh", "-euc", _mount_script(host, etc, kept)])
+
+
+def _create_view(host: Host) -> None:
+    # Linux keeps only a mount namespace with a higher number than that of the caller. Since 6.18 each CPU hands out
+    # numbers of its own, so inside a container some CPUs give lower ones; the one that made the caller's never does.
+    unshare = ["unshare", f"--mount={host.handle('mnt')}", "--propagation=private", "true"]
+    if run(unshare, check=False).returncode == 0:
+        return
+    for cpu in sorted(os.sched_getaffinity(0)):
+        tried = run(["taskset", "--cpu-list", str(cpu), *unshare], check=False)
+        if tried.returncode == 0:
+            return
+    raise TestbedError(f"cannot keep the mount namespace of {host.netns}: {tried.stderr.strip()}")
 
 
 def closed_top(path: Path) -> Path | None:
