@@ -26,8 +26,9 @@ PAUSE: Final = 0.2  # seconds between two looks
 REPO: Final = Path(__file__).resolve().parent.parent
 
 SCRIPT = """#!/bin/bash
-#SBATCH --job-name={name} --nodes={nodes} --ntasks={ranks} --ntasks-per-node=1 --output={log}
-exec jit-srun --ntasks={ranks} python {train} --out {out} --minibatches {minibatches} {sizes}
+#SBATCH --job-name={name} --nodes={nodes} --ntasks-per-node=1 --output={log}
+export TORCH_CPP_LOG_LEVEL=ERROR  # or gloo tells that namespaces have no names
+exec jit-srun --nodes={ranks} --ntasks={ranks} python {train} --out {out} --minibatches {minibatches} {sizes}
 """
 
 

@@ -30,7 +30,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of jit-srun's journal."""
+    """One line of jit-srun's journal: `kind` is "launch", "notice", "outcome" or "decision", `data` the whole line."""
 
     time: float
     kind: str
@@ -82,7 +82,9 @@ def read_losses(text: str) -> tuple[Loss, ...]:
 
 def read_journal(text: str) -> tuple[Entry, ...]:
     """Read jit-srun's journal; a last line that is still being written is left out."""
-    return tuple(Entry(float(raw["time"]), str(raw["kind"]), raw) for raw in _lines(text) if "time" in raw)
+    return tuple(
+        Entry(float(raw["time"]), str(raw["entry"]), raw) for raw in _lines(text) if {"time", "entry"} <= raw.keys()
+    )
 
 
 def _lines(text: str) -> list[dict[str, Any]]:

@@ -157,7 +157,7 @@ def _notice(journal: Sequence[Entry], event: str, since: float, what: str) -> En
 
 
 def _event(data: Mapping[str, Any]) -> str:
-    return str(data.get("event", ""))
+    return str(data.get("notice", {}).get("event", ""))
 
 
 def _first(journal: Sequence[Entry], kind: str, what: str, test: Callable[[Entry], bool] = lambda e: True) -> Entry:

@@ -16,7 +16,7 @@ def test_a_line_cut_off_by_the_failure_is_left_out() -> None:
 
 def test_the_journal_keeps_every_field() -> None:
     """Kinds and times are named, everything else stays reachable."""
-    (entry,) = read_journal('{"time": 2.0, "kind": "launch", "nodes": ["n1", "n2"]}\n{"time": 3.0, "ki')
+    (entry,) = read_journal('{"time": 2.0, "entry": "launch", "nodes": ["n1", "n2"]}\n{"time": 3.0, "en')
     assert (entry.time, entry.kind, entry.data["nodes"]) == (2.0, "launch", ["n1", "n2"])
 
 

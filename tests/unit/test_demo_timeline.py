@@ -17,7 +17,11 @@ PLACES = Places(("n1", "n2", "n3", "n4"), ("n1", "n2", "n4", "n5"), "n3", ("n5",
 
 
 def entry(time: float, kind: str, **data: object) -> Entry:
-    return Entry(time, kind, {"time": time, "kind": kind, **data})
+    return Entry(time, kind, {"time": time, "entry": kind, **data})
+
+
+def notice(time: float, event: str, **data: object) -> Entry:
+    return entry(time, "notice", notice={"event": event, **data})
 
 
 def losses() -> Mapping[int, tuple[Loss, ...]]:
@@ -28,13 +32,13 @@ def losses() -> Mapping[int, tuple[Loss, ...]]:
 
 JOURNAL = (
     entry(1.0, "launch", attempt=0, nodes=["n1", "n2", "n3", "n4"]),
-    entry(4.0, "notice", event="started", rank=0, minibatch=0, restored=""),
-    entry(5.0, "notice", event="update", minibatch=0),
-    entry(21.1, "notice", event="fault"),
+    notice(4.0, "started", rank=0, minibatch=0, restored=""),
+    notice(5.0, "update", minibatch=0),
+    notice(21.1, "fault"),
     entry(21.6, "decision", action="relaunch"),
     entry(22.0, "launch", attempt=1, nodes=["n1", "n2", "n4", "n5"]),
-    entry(29.0, "notice", event="started", rank=0, minibatch=15, restored="/c/m15-r0"),
-    entry(30.0, "notice", event="update", minibatch=15),
+    notice(29.0, "started", rank=0, minibatch=15, restored="/c/m15-r0"),
+    notice(30.0, "update", minibatch=15),
 )
 TIMES = {"fault": 21.0, "detected": 21.1, "settled": 21.2, "agreed": 21.21, "saved": 21.4, "committed": 21.5}
 FAULT = Fault("death", (2,), (2,), 15, "n3 does not answer", 21.0)
