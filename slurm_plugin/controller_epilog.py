@@ -1,0 +1,115 @@
+"""EpilogSlurmctld: a requeued jit-ckpt job starts at once, and not on the nodes that have just failed under it.
+
+Runs as SlurmUser on the controller when a job has left its nodes. Slurm would let a requeued job wait for two minutes.
+
+Rule 1: it touches no job but the one it was started for, and that one only if it was submitted with --jit-ckpt.
+Rule 2: slurmctld waits for nothing: a process of its own does the work and ends after a deadline.
+Rule 3: it always ends with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import syslog
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from slurm_plugin import contract
+from slurm_plugin.slurm import JOB_ID, Slurm, open_slurm
+from slurm_plugin.slurm_text import JobInfo, SlurmError, expand
+
+QUICK: Final = 60.0  # seconds of looking often: a job whose nodes all live is pending again after one or two
+DEADLINE: Final = 900.0  # seconds of looking at all: a job with a dead node completes only after SlurmdTimeout (300 s)
+PAUSE: Final = 0.3  # seconds between two looks
+SLOW_PAUSE: Final = 3.0
+
+
+def main() -> int:
+    """Run as Slurm's EpilogSlurmctld."""
+    try:
+        job = job_of(os.environ)
+        nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+        if job and _detach():
+            _work(job, nodes)
+            os._exit(0)
+    except Exception as error:  # Rule 3
+        log(f"{error!r}")
+    return 0
+
+
+def job_of(environ: Mapping[str, str]) -> str:
+    """Return how Slurm addresses the job of this hook, "" when it is none of ours."""
+    if not environ.get(contract.ENV_OPTIONS_HOOK):
+        return ""
+    job = environ.get("SLURM_JOB_ID", "")
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    if array:
+        job = f"{array}_{task}"
+    return job if JOB_ID.fullmatch(job) else ""
+
+
+def hasten(
+    slurm: Slurm,
+    job_id: str,
+    nodes: tuple[str, ...],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Wait until the job is pending again, then let it start now without its sick nodes; return what was done.
+
+    Returns "" for a job that does not come back.
+    """
+    begin = clock()
+    while (spent := clock() - begin) < DEADLINE:
+        try:
+            job = slurm.job(job_id)
+        except SlurmError:
+            return ""  # gone from Slurm's memory, or slurmctld is ending: nothing to bring forward
+        if not job.completing and job.state == "PENDING":
+            return _start_now(slurm, job_id, job, nodes) if job.restarts > 0 else ""
+        if not job.completing:
+            return ""  # over, or running again already
+        sleep(PAUSE if spent < QUICK else SLOW_PAUSE)
+    return f"job {job_id} has not left its nodes within {DEADLINE:.0f} s; left alone"
+
+
+def _start_now(slurm: Slurm, job_id: str, job: JobInfo, nodes: tuple[str, ...]) -> str:
+    sick = [name for name, node in sorted(slurm.nodes(nodes).items()) if node.sick]
+    exclude = tuple(dict.fromkeys([*job.excluded, *sick]))
+    slurm.update(job_id, start_time="now", exclude=exclude if exclude != job.excluded else None)
+    return f"job {job_id} may start now" + (f" without {','.join(exclude)}" if exclude else "")
+
+
+def _work(job: str, nodes: str) -> None:
+    try:
+        done = hasten(open_slurm(), job, expand(nodes))
+        if done:
+            log(done)
+    except Exception as error:  # Rule 3
+        log(f"job {job}: {error}")
+
+
+def _detach() -> bool:
+    """Fork; True in the child, which has a session of its own and holds none of slurmctld's files."""
+    if os.fork():
+        return False
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, 256)
+    return True
+
+
+def log(text: str) -> None:
+    """Write one line to the system's log."""
+    syslog.openlog("jit-ckpt", syslog.LOG_PID, syslog.LOG_DAEMON)
+    syslog.syslog(syslog.LOG_INFO, "controller epilog: " + re.sub(r"[^\x20-\x7e]", "?", text))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
