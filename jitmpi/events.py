@@ -1,6 +1,6 @@
 """The values that flow through the runtime, from fault to replay. Data only: no I/O, no torch, no MPI.
 
-    detect -> Fault   settle -> Report   agree -> SavePlan   save -> Written   commit -> Manifest   restore -> Restored
+detect -> Fault   settle -> Report   agree -> SavePlan   save -> Written   commit -> Manifest   restore -> Restored
 """
 
 from __future__ import annotations
