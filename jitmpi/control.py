@@ -77,6 +77,9 @@ class Signalled:
     signum: int
 
 
+BACKLOG_S: Final = (0.02, 0.001)  # between two looks whether a peer has room again: in vain before, or not
+WAKE: Final = 0  # bytes on the wake-up descriptor beside the numbers of signals, which are 1 to 64
+INTERRUPT: Final = 255
 KINDS: Final = frozenset(Kind)
 Event = Gone | Received | Woken | Signalled
 
@@ -111,6 +114,7 @@ class ControlPlane:
         self._by_fd: dict[int, wire.Link] = {}
         self._contexts: dict[int, tuple[wire.Opener, deque[wire.Frame]]] = {}
         self._goodbyes: set[int] = set()
+        self._backlogged: set[wire.Link] = set()  # links whose peer has no room for what waits
         self._pending: list[Event] = []
         self._offered = (b"", wire.digest(b""))
         self._waker, self._wakeup = socket.socketpair()
@@ -146,7 +150,7 @@ class ControlPlane:
     def _adopt(self, sock: socket.socket, handshake: Handshake) -> list[Event]:
         assert handshake.peer is not None
         assert handshake.keys is not None
-        link = wire.Link(sock, handshake.peer, handshake.keys, self._want_write)
+        link = wire.Link(sock, handshake.peer, handshake.keys, self._on_backlog)
         self._links[link.peer] = self._by_fd[link.fd] = link
         self._contexts[link.peer] = (link.opener, deque(maxlen=KEPT))
         try:
@@ -172,8 +176,7 @@ class ControlPlane:
 
     def wake(self) -> None:
         """Make `poll` return `Woken`; from any thread."""
-        with suppress(OSError):  # full: it is awake already; closed: nobody waits
-            self._waker.send(b"\0")
+        self._interrupt(WAKE)
 
     def send(self, rank: int, kind: Kind, payload: bytes) -> bool:
         """Send now or as soon as the peer takes it; False when there is no link to this rank.
@@ -249,20 +252,19 @@ class ControlPlane:
 
     def _turn(self, timeout: float) -> list[Event]:
         events: list[Event] = []
-        for fd, mask in self._epoll.poll(max(timeout, 0)):
+        if self._backlogged:
+            moved = [link.write() for link in list(self._backlogged)]
+            timeout = min(timeout, BACKLOG_S[any(moved)])
+        for fd, _ in self._epoll.poll(max(timeout, 0)):
             if fd in self._by_fd:
-                events += self._serve(self._by_fd[fd], mask)
+                events += self._serve(self._by_fd[fd])
             elif fd == self._wakeup.fileno():
                 events += self._wakeups()
             elif proved := self._greeter.on_event(fd):
                 events += self._adopt(*proved)
         return events
 
-    def _serve(self, link: wire.Link, mask: int) -> list[Event]:
-        if mask & select.EPOLLOUT:
-            link.write()
-        if mask == select.EPOLLOUT:
-            return []
+    def _serve(self, link: wire.Link) -> list[Event]:
         try:
             events = self._receive(link, link.read())
         except WireError:
@@ -288,6 +290,7 @@ class ControlPlane:
         if self._links.pop(link.peer, None) is None:
             return []
         del self._by_fd[link.fd]
+        self._backlogged.discard(link)
         self._epoll.unregister(link.fd)
         link.close()
         return [Gone(link.peer, link.unreachable, link.peer in self._goodbyes)]
@@ -297,10 +300,19 @@ class ControlPlane:
             numbers = self._wakeup.recv(4096)
         except BlockingIOError:
             return []
-        return [Signalled(number) if number else Woken() for number in dict.fromkeys(numbers)]
+        seen = [number for number in dict.fromkeys(numbers) if number != INTERRUPT]
+        return [Woken() if number == WAKE else Signalled(number) for number in seen]
 
-    def _want_write(self, link: wire.Link, waiting: bool) -> None:
-        self._epoll.modify(link.fd, select.EPOLLIN | (select.EPOLLOUT if waiting else 0))
+    def _interrupt(self, number: int = INTERRUPT) -> None:
+        with suppress(OSError):  # full: it is awake already; closed: nobody waits
+            self._waker.send(bytes((number,)))
+
+    def _on_backlog(self, link: wire.Link, waiting: bool) -> None:
+        if not waiting:
+            self._backlogged.discard(link)
+        elif link not in self._backlogged:
+            self._backlogged.add(link)
+            self._interrupt()  # a `poll` that sleeps must look at it from now on
 
     def _abandon(self) -> None:
         """Let go of every descriptor in a forked child, which would else keep a dead rank looking alive."""

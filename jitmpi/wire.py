@@ -4,6 +4,8 @@ Rule 1: every frame carries a MAC over its direction, place in the sequence, kin
         ends the link.
 Rule 2: no call here blocks. What the kernel does not take is queued, or refused when the caller can do without.
 Rule 3: memory is bounded by `MAX_FRAME` in and `MAX_BACKLOG` out.
+Rule 4: the kernel gets no more than fits into the peer's window. Bytes that wait in the kernel for a peer that does not
+        read make TCP_USER_TIMEOUT end the connection after two seconds: a stuck rank would look like a dead node.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ HEAD_BYTES = HEADER.size + MAC_BYTES
 
 UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 USER_TIMEOUT_MS = 2000
-# A peer that acknowledges but never reads ends in ETIMEDOUT too (its window stays zero); its last acknowledgement is
-# then younger than the timeout, that of a dead node never is.
+# Where rule 4 does not hold (Linux before 5.4) a stuck peer ends in ETIMEDOUT too; its last acknowledgement is then
+# younger than the timeout, that of a dead node never is.
 ALIVE_MS = USER_TIMEOUT_MS - 100
 TCP_INFO_ACK = 8 + 4 * 12  # offset of tcpi_last_ack_recv in Linux's struct tcp_info
+TCP_INFO_WINDOW = 228  # offset of tcpi_snd_wnd, since Linux 5.4
+TCP_INFO_BYTES = 232
 
 
 class Frame(NamedTuple):
@@ -155,6 +159,7 @@ class Link:
         self._lock = threading.Lock()
         self._queue: deque[memoryview] = deque()
         self._queued = 0
+        self._credit = 0  # bytes for which the peer surely has room
 
     def send(self, kind: int, payload: bytes) -> bool:
         """Send a frame now or, as far as the kernel does not take it, later; False when the link is broken.
@@ -168,14 +173,14 @@ class Link:
             return self._send(kind, payload, digest(payload))
 
     def offer(self, kind: int, payload: bytes, hashed: bytes) -> bool:
-        """Send a frame if that needs no waiting; False, and nothing sent, when earlier bytes still wait.
+        """Send a frame if the peer reads; False, and nothing sent, when earlier bytes wait or its window is full.
 
         `hashed` is `digest(payload)`. Made for the training thread: no error, no wait, not even for a lock.
         """
         if self._queue or len(payload) > MAX_FRAME or not self._lock.acquire(blocking=False):
             return False
         try:
-            return not self._queue and self._send(kind, payload, hashed)
+            return not self._queue and self._has_room(1) and self._send(kind, payload, hashed)
         finally:
             self._lock.release()
 
@@ -183,9 +188,7 @@ class Link:
         if self._broken:
             return False
         frame = self._sealer.seal(kind, payload, hashed)
-        sent = 0
-        if not self._queue:
-            sent = self._give(frame)
+        sent = 0 if self._queue else self._give(frame)
         if sent < len(frame) and not self._broken:
             self._queue.append(memoryview(frame)[sent:])
             self._queued += len(frame) - sent
@@ -196,7 +199,7 @@ class Link:
         return not self._broken
 
     def write(self) -> bool:
-        """Hand queued bytes to the kernel; True when none are left."""
+        """Hand queued bytes to the kernel as far as the peer has room; True when none are left."""
         with self._lock:
             while self._queue and not self._broken:
                 sent = self._give(self._queue[0])
@@ -205,8 +208,7 @@ class Link:
                     self._queue[0] = self._queue[0][sent:]
                     return False
                 self._queue.popleft()
-            if not self._closed:
-                self._backlogged(self, False)  # under the lock, or it could undo another thread's True
+            self._backlogged(self, False)  # under the lock, or it could undo another thread's True
             return True
 
     def read(self) -> list[Frame]:
@@ -231,8 +233,7 @@ class Link:
         """Count the bytes that the peer's kernel has not acknowledged; 0 when the link is broken."""
         if self._broken or self._closed:
             return 0
-        pending = fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(4))
-        return self._queued + int.from_bytes(pending, sys.byteorder)
+        return self._queued + self._in_kernel()
 
     def close(self) -> None:
         """Close the connection; what is queued is lost."""
@@ -248,12 +249,29 @@ class Link:
 
     def _give(self, data: bytes | memoryview) -> int:
         try:
-            return self._sock.send(data)
+            if not self._has_room(len(data)):
+                data = memoryview(data)[: max(self._credit, 0)]
+            sent = self._sock.send(data) if data else 0
         except BlockingIOError:
             return 0
         except OSError as error:
             self._break(error.errno or errno.EIO)
             return 0
+        self._credit -= sent
+        return sent
+
+    def _has_room(self, wanted: int) -> bool:
+        # The peer never takes back room that it has announced, so the kernel is asked only when that is used up.
+        if self._credit < wanted and not self._closed:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+            if len(info) < TCP_INFO_BYTES:
+                self._credit = MAX_BACKLOG
+            else:
+                self._credit = int.from_bytes(info[TCP_INFO_WINDOW:], sys.byteorder) - self._in_kernel()
+        return self._credit >= wanted
+
+    def _in_kernel(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def _break(self, error: int) -> None:
         # The connection is left open: what the peer sent before its end can still be read.
