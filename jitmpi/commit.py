@@ -85,7 +85,8 @@ def commit(
     )  # fmt: skip
     try:
         _check(manifest, where)
-        manifest = _prepare(manifest, where, contexts, scalars, before_claim)
+        manifest = _prepare(manifest, where, contexts, scalars)
+        before_claim()
         _claim(where)
     except BaseException:
         tidy.remove(where.job, os.path.basename(where.aside))
@@ -103,28 +104,24 @@ def _check(manifest: Manifest, where: _Where) -> None:
             raise SaveError(f"{where.aside}/{file.file}: {file.nbytes} bytes were written, {size} are there")
 
 
-def _prepare(
-    manifest: Manifest, where: _Where, contexts: Iterable[Context], scalars: bytes, before_claim: Callable[[], None]
-) -> Manifest:
+def _prepare(manifest: Manifest, where: _Where, contexts: Iterable[Context], scalars: bytes) -> Manifest:
     """Write checkpoint.h5 and the manifest aside, durable; return the manifest as it stands there."""
     image = store.index_image(manifest.tensors, manifest.files, contexts, scalars)
-    manifest = replace(manifest, index_bytes=len(image), index_crc32=zlib.crc32(image))
+    times = {**manifest.times, "committed": time.time()}
+    manifest = replace(manifest, index_bytes=len(image), index_crc32=zlib.crc32(image), times=times)
     try:
         files.write_durably(os.path.join(where.aside, contract.CHECKPOINT), image)
-        files.sync_folder(where.aside)
-        before_claim()
-        manifest = replace(manifest, times={**manifest.times, "committed": time.time()})
         files.write_durably(os.path.join(where.aside, tidy.ASIDE_MANIFEST), manifests.to_text(manifest))
         files.sync_folder(where.aside)
         files.sync_folder(where.job)  # the folder's own name must be as durable as the claim on it
     except OSError as error:
-        raise SaveError(f"cannot write {where.aside}: {error.strerror or error}; not committed") from error
+        raise SaveError(files.explain(where.aside, error, len(image))) from error
     return manifest
 
 
 def _claim(where: _Where) -> None:
     try:
-        won = _link(os.path.join(where.aside, tidy.ASIDE_MANIFEST), where)
+        won = files.link_exclusively(os.path.join(where.aside, tidy.ASIDE_MANIFEST), where.claim)
     except OSError as error:
         raise SaveError(f"cannot link {where.claim}: {error.strerror}; dir= needs hard links") from error
     if not won:
@@ -133,21 +130,6 @@ def _claim(where: _Where) -> None:
         files.sync_folder(where.job)
     except OSError as error:  # claimed all the same: others may have seen it, so it cannot be taken back
         log.warning("jit-ckpt: %s: the commit may not survive a power failure: %s", where.claim, error)
-
-
-def _link(manifest: str, where: _Where) -> bool:
-    try:
-        return files.link_exclusively(manifest, where.claim)
-    except OSError as error:
-        if error.errno not in files.NO_LINKS:
-            raise
-    near = os.path.join(where.job, f".{os.path.basename(where.claim)}{os.path.basename(where.aside)}")
-    try:  # no link between two folders there: link a copy inside one
-        files.write_durably(near, files.read(manifest, manifests.MOST_TEXT))
-        return files.link_exclusively(near, where.claim)
-    finally:
-        if files.size_of(near) is not None:
-            os.unlink(near)
 
 
 def _tidy(where: _Where, keep: int) -> None:

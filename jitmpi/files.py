@@ -120,16 +120,34 @@ def sync_folder(path: str) -> None:
 
 
 def link_exclusively(source: str, target: str) -> bool:
-    """Give `source` the second name `target`; False when another file has that name already.
+    """Give a small file the second name `target`; False when another file has that name already.
 
-    NFS may carry a link out and still answer EEXIST to the repeated request, so the file itself is asked.
+    Where a link may not lead from one folder to another, a copy beside the target is linked: as exclusive, as whole.
 
     Raises:
         OSError: the file system cannot link, or failed.
     """
     try:
+        return _link(source, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+    folder, name = os.path.split(target)
+    near = os.path.join(folder, f".{name}{os.path.basename(os.path.dirname(source))}")
+    try:
+        with open_regular(source) as file:
+            write_durably(near, file.read())
+        return _link(near, target)
+    finally:
+        with suppress(OSError):
+            os.unlink(near)
+
+
+def _link(source: str, target: str) -> bool:
+    try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:
+        # NFS may carry a link out and still answer EEXIST to the repeated request, so the file itself is asked.
         return os.path.samestat(os.lstat(source), os.lstat(target))
     return True
 
@@ -141,3 +159,15 @@ def free_bytes(path: str) -> int:
     except OSError:
         return -1
     return status.f_bavail * status.f_frsize
+
+
+def explain(path: str, error: OSError, needed: int) -> str:
+    """Say in one line what was to be written where, what the system answered, and what to do."""
+    free = free_bytes(os.path.dirname(path))
+    room = f"{free} bytes free" if free >= 0 else "free space unknown"
+    advice = {
+        errno.ENOSPC: "free space there or choose another dir=",
+        errno.EDQUOT: "raise the quota or remove files of this user there",
+        errno.EIO: "the storage failed; ask its administrator",
+    }.get(error.errno or 0, "check the file system")
+    return f"cannot write {path}: {error.strerror or error}: {needed} bytes needed, {room}; {advice}"

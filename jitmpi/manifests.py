@@ -120,8 +120,10 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     if len({file.rank for file in manifest.files}) != len(manifest.files):
         yield "a file is named twice"
     yield from uncovered(manifest.tensors, manifest.files)
-    if sum(t.nbytes for t in manifest.tensors) > sum(f.nbytes for f in manifest.files):
-        yield "the tensors have more bytes than the files"
+    width = {tensor.name: store.row_bytes(tensor) for tensor in manifest.tensors}
+    for file in manifest.files:
+        if sum((piece.stop - piece.start) * width[piece.name] for piece in file.pieces) > file.nbytes:
+            yield f"{file.file}: holds more than its {file.nbytes} bytes"
 
 
 def _types(manifest: Manifest) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import time
 import zlib
@@ -82,23 +81,11 @@ def save(
         _discard(aside, path)
         if isinstance(error, SaveError):
             raise
-        raise SaveError(explain(path, error, sum(_nbytes(part) for _, part in parts))) from error
+        raise SaveError(files.explain(path, error, sum(_nbytes(part) for _, part in parts))) from error
     except BaseException:
         _discard(aside, path)
         raise
     return Written(rank=rank, epoch=plan.epoch, file=name, nbytes=nbytes, pieces=pieces)
-
-
-def explain(path: str, error: OSError, needed: int) -> str:
-    """Say in one line what was to be written where, what the system answered, and what to do."""
-    free = files.free_bytes(os.path.dirname(path))
-    room = f"{free} bytes free" if free >= 0 else "free space unknown"
-    advice = {
-        errno.ENOSPC: "free space there or choose another dir=",
-        errno.EDQUOT: "raise the quota or remove files of this user there",
-        errno.EIO: "the storage failed; ask its administrator",
-    }.get(error.errno or 0, "check the file system")
-    return f"cannot write {path}: {error.strerror or error}: {needed} bytes needed, {room}; {advice}"
 
 
 def _write(

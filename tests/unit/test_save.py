@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import stat
 import time
@@ -135,11 +134,3 @@ def test_a_full_disk_is_said_with_numbers_and_cleaned_up(small_disk: Path, new_s
         save.save(plan, rank=0, tensors=state.tensors, read=state.read, deadline=time.monotonic() + 60)
     assert os.listdir(plan.directory) == []
     assert os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize > 1_900_000
-
-
-@pytest.mark.parametrize(("number", "word"), [(errno.EDQUOT, "quota"), (errno.EIO, "administrator")])
-def test_errors_say_what_to_do(number: int, word: str, tmp_path: Path) -> None:
-    """Quota and I/O errors come with the numbers and a way out."""
-    text = save.explain(str(tmp_path / "rank0.h5"), OSError(number, os.strerror(number)), 123)
-    assert "123 bytes needed" in text
-    assert word in text

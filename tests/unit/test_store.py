@@ -167,7 +167,7 @@ def test_another_shape_dtype_or_name_is_damage(wanted: store.Part, tmp_path: Pat
     """A dataset that is not what the manifest says is never handed out."""
     write(tmp_path / "rank0.h5", [(part(), bytes(48))])
     source = opened(tmp_path / "rank0.h5")
-    with pytest.raises(DamagedError, match="rank0.h5"):
+    with pytest.raises(DamagedError, match="rank0"):
         source.locate(wanted)
     source.close()
 
@@ -217,7 +217,7 @@ print("survived")
 
 
 def test_hdf5_survives_random_damage(tmp_path: Path) -> None:
-    """600 files with flipped bits and cut ends give DamagedError or a place inside the file: no crash, no other error."""
+    """600 files with flipped bits and cut ends give DamagedError or a place inside the file, never a crash."""
     write(tmp_path / "rank0.h5", [(part(f"model/w{n}"), bytes(48)) for n in range(40)])
     root = Path(store.__file__).parents[1]
     command = [sys.executable, "-c", FUZZ, str(tmp_path / "rank0.h5"), str(root)]
