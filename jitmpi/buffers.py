@@ -11,6 +11,7 @@ of a normalization in training always do.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -49,27 +50,38 @@ def names(model: nn.Module) -> Callable[[str], str]:
 
 
 class BufferShadow:
-    """Copies of a model's changing buffers, taken at each boundary."""
+    """Copies of a model's changing buffers, taken at each boundary.
+
+    Buffers on the CPU become bytes at once and are what `pieces` gives. Those on a GPU are copied on the GPU, so that
+    no minibatch waits for it; `device_pieces` reads the copies when a fault needs them.
+    """
 
     def __init__(self, model: nn.Module, *, limit: int = LIMIT) -> None:
         self._limit = limit
         self._groups = list(_groups(model))
-        self._known = {entry.name: entry for group in self._groups for entry in group.entries}
+        self._known = {entry.piece: entry for group in self._groups for entry in group.entries}
+        self._handed: list[_Entry] = []  # what `pieces` gives
+        self._nbytes = 0
 
     @property
     def travels(self) -> bool:
         """Whether the pieces are small enough to be handed to buddies with every minibatch."""
-        return sum(group.nbytes for group in self._volatile()) <= self._limit
+        return self._nbytes <= self._limit
 
     def capture(self) -> None:
-        """Copy what changed since the last call; nothing else is touched."""
+        """Copy what changed since the last call; nothing else is touched, nothing is waited for."""
         copies: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
+        news = False
         for group in self._groups:
             if not group.changed():
-                group.rest()
+                news |= group.rest()
                 continue
+            news |= group.changes < 3
             for entry in group.entries:
+                if entry.size >= 0:
+                    entry.raw = ctypes.string_at(entry.tensor.data_ptr(), entry.size)
+                    continue
                 if entry.shadow is None or entry.shadow.shape != entry.tensor.shape:
                     entry.shadow = torch.empty_like(entry.tensor)
                 copies.append(entry.shadow)
@@ -77,17 +89,29 @@ class BufferShadow:
         if copies:
             with torch.no_grad():
                 torch._foreach_copy_(copies, sources)
+        if news:
+            self._choose()
 
     def pieces(self) -> dict[str, bytes]:
-        """Return "buffer/<name>" -> raw bytes of the changing buffers as of the last `capture`.
-
-        On a GPU this waits until the work queued before that boundary is done.
-        """
-        return self._bytes(lambda entry: entry.tensor if entry.shadow is None else entry.shadow)
+        """Return "buffer/<name>" -> raw bytes of the changing CPU buffers as of the last `capture`."""
+        return {entry.piece: entry.raw for entry in self._handed if entry.raw is not None}
 
     def live_pieces(self) -> dict[str, bytes]:
-        """Return the changing buffers as they are now."""
-        return self._bytes(lambda entry: entry.tensor)
+        """Return the changing CPU buffers as they are now."""
+        return {entry.piece: ctypes.string_at(entry.tensor.data_ptr(), entry.size) for entry in self._handed}
+
+    def device_pieces(self, *, live: bool) -> dict[str, bytes]:
+        """Return the changing GPU buffers, now (`live`) or as of the last `capture`, without the training's stream.
+
+        Raises:
+            SaveError: the device does not answer.
+        """
+        found = {}
+        for group in self._groups:
+            for entry in group.entries:
+                if entry.shadow is not None:
+                    found[entry.piece] = device.host_bytes(entry.tensor if live else entry.shadow)
+        return found
 
     def restore(self, pieces: Mapping[str, bytes]) -> None:
         """Put pieces back into the model in place; names that are not buffers' are left alone.
@@ -98,38 +122,33 @@ class BufferShadow:
         for key, raw in pieces.items():
             if not key.startswith("buffer/"):
                 continue
-            entry = self._known.get(key.removeprefix("buffer/"))
+            entry = self._known.get(key)
             if entry is None or entry.tensor.nbytes != len(raw):
                 raise MismatchError(f"{key}: the checkpoint has {len(raw)} bytes, this model has no such buffer")
             device.fill(entry.tensor, raw)
 
-    def _volatile(self) -> list[_Group]:
-        """Return what to hand over: all that has a copy, or, if that is much, what has been seen to change."""
-        kept = [group for group in self._groups if group.entries[0].shadow is not None]
-        if sum(group.nbytes for group in kept) <= self._limit:
-            return kept
-        return [group for group in kept if group.statistics or group.changes > 1]
-
-    def _bytes(self, of: Callable[[_Entry], torch.Tensor]) -> dict[str, bytes]:
-        found = {}
-        for group in self._volatile():
-            for entry in group.entries:
-                flat = device.flat_bytes(of(entry)).cpu()
-                found[f"buffer/{entry.name}"] = bytes(device.view(flat)) if flat.numel() else b""
-        return found
+    def _choose(self) -> None:
+        """Choose what to hand over: all that has a copy, or, if that is much, what has been seen to change."""
+        kept = [group for group in self._groups if group.kept]
+        if sum(entry.size for group in kept for entry in group.entries) > self._limit:
+            kept = [group for group in kept if group.statistics or group.changes > 1]
+        self._handed = [entry for group in kept for entry in group.entries if entry.size >= 0]
+        self._nbytes = sum(entry.size for entry in self._handed)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
-    name: str
+    piece: str  # "buffer/<name>"
     owner: dict[str, torch.Tensor | None]
     key: str
     tensor: torch.Tensor
+    size: int  # bytes, of one that is plain memory of this process; -1 for others
     version: int = -1
-    shadow: torch.Tensor | None = None
+    raw: bytes | None = None  # the values at the last boundary
+    shadow: torch.Tensor | None = None  # the same where the values are not plain memory
 
 
-@dataclass
+@dataclass(slots=True)
 class _Group:
     """The buffers of one module."""
 
@@ -138,30 +157,32 @@ class _Group:
     entries: list[_Entry] = field(default_factory=list)
     changes: int = 0  # the first look counts as one
     quiet: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return sum(entry.tensor.nbytes for entry in self.entries)
+    kept: bool = False  # whether there are copies
 
     def changed(self) -> bool:
         """Say whether any of them may have changed since the last call, and note their versions."""
         found = self.statistics and self.module.training
         for entry in self.entries:
             live = entry.owner[entry.key]
-            if live is not entry.tensor and live is not None:
-                entry.tensor, entry.version = live, -1  # the module put another tensor in its place
+            if live is not entry.tensor and live is not None:  # the module put another tensor in its place
+                entry.tensor, entry.size, entry.version = live, _plain_size(live), -1
             version = entry.tensor._version
             if version != entry.version:
                 entry.version, found = version, True
-        self.changes += found
+        if found:
+            self.changes += 1
+            self.kept = True
         return found
 
-    def rest(self) -> None:
-        """Drop the copies of what has not changed since the beginning."""
+    def rest(self) -> bool:
+        """Drop the copies of what has not changed since the beginning; returns whether it did."""
         self.quiet += 1
-        if self.quiet == QUIET and self.changes == 1:
-            for entry in self.entries:
-                entry.shadow = None
+        if self.quiet != QUIET or self.changes > 1:
+            return False
+        self.kept = False
+        for entry in self.entries:
+            entry.raw = entry.shadow = None
+        return True
 
 
 def _groups(model: nn.Module) -> Iterator[_Group]:
@@ -172,10 +193,14 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
         for key, tensor in module._buffers.items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
-                name = clean(f"{path}.{key}".removeprefix("."))
-                group.entries.append(_Entry(name, module._buffers, key, tensor))
+                piece = f"buffer/{clean(f'{path}.{key}'.removeprefix('.'))}"
+                group.entries.append(_Entry(piece, module._buffers, key, tensor, _plain_size(tensor)))
         if group.entries:
             yield group
+
+
+def _plain_size(tensor: torch.Tensor) -> int:
+    return tensor.nbytes if tensor.device.type == "cpu" and tensor.is_contiguous() else -1
 
 
 def _wraps(module: nn.Module) -> bool:

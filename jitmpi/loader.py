@@ -238,7 +238,7 @@ class SeededDataset:
 
 
 class WorkerStart:
-    """Runs in a new worker: shows the user's own dataset in `get_worker_info()`, and calls the user's worker_init_fn."""
+    """Runs in a new worker: shows the user's own dataset in `get_worker_info()`, calls the user's worker_init_fn."""
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self.user = user

@@ -1,7 +1,7 @@
 """Take the tensors out of nested state, and hang them back in.
 
 `strip` turns a value into (a skeleton that the codec can write, named tensors); `plant` puts the two together again.
-A skeleton is [kind, payload]: "plain" a value's text, "dict" pairs, "list"/"tuple" items, "tensor" [name, where it was].
+A skeleton is [kind, payload]: "plain" a value's text, "dict" pairs, "list"/"tuple" items, "tensor" [name, place].
 """
 
 from __future__ import annotations
