@@ -31,7 +31,7 @@ def out(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
 
 def decisions(run: Training) -> list[str]:
     """What jit-srun decided, in order."""
-    return [entry["action"] for entry in run.journal() if entry["kind"] == "decision"]
+    return [entry["action"] for entry in run.journal() if entry["entry"] == "decision"]
 
 
 @pytest.mark.parametrize("place", ["data", "forward", "backward", "update", "between"])
@@ -197,5 +197,5 @@ def test_scancel_stays_cancelled(cluster: Cluster, out: Path) -> None:
 
 def node_of(run: Training, rank: int) -> str:
     """The node that a rank of the running launch is on."""
-    launch = [entry for entry in run.journal() if entry["kind"] == "launch"][-1]
+    launch = [entry for entry in run.journal() if entry["entry"] == "launch"][-1]
     return str(launch["nodes"][rank])
