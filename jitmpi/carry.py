@@ -56,6 +56,7 @@ class Carrier:
             case rounds.Settle():
                 self._gate.close()
             case rounds.Announce():
+                state.marks.setdefault("agreed", time.time())
                 self.announce(action.fault, action.phase)
             case rounds.Write():
                 threading.Thread(target=self._write, args=(action, state), daemon=True).start()

@@ -67,7 +67,9 @@ def attach(
     if settings is not None:
         state.on_forward(run.after_forward)
     if run.resumed and run.minibatch > 0:
-        replay.rehearse_once(model)
+        rehearsal = replay.rehearse_once(model)
+        if rehearsal.note and settings is not None:
+            leave.say(settings, rehearsal.note)
     return run
 
 

@@ -1,0 +1,145 @@
+"""run: the user's loop is a plain loop, counted; and after a resume it goes on where it has to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from jitmpi.buffers import BufferShadow
+from jitmpi.events import Context, Cursor
+from jitmpi.position import Position
+from jitmpi.run import Run
+from jitmpi.torch_state import TrainingState
+
+
+class Log:
+    """Stands in for the recorder: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.boundaries: list[tuple[int, Position, bool]] = []
+        self.contexts: list[Context] = []
+        self.start: dict[str, bytes] = {}
+        self.events: list[str] = []
+
+    def opened(self, position: Position, start: dict[str, bytes]) -> None:
+        self.start = {**start, "feed": position.feed_key}
+
+    def boundary(self, minibatch: int, position: Position, user: Any, own: Any, *, idle: bool = False) -> None:
+        from jitmpi import codec, random_state
+
+        self.boundaries.append((minibatch, position, idle))
+        pieces = {**random_state.capture(), "position": position.encode(), "user": codec.dumps(user), **self.start}
+        self.contexts.append(Context(0, minibatch, True, {**pieces, **own}))
+
+    def forecast(self, position: Position, user: Any, own: Any) -> None:
+        self.events.append("forecast")
+
+    def begin_update(self) -> None:
+        self.events.append("begin")
+
+    def end_update(self) -> None:
+        self.events.append("end")
+
+
+def objects(*, optimizer: bool = True) -> tuple[torch.nn.Module, Any, TrainingState]:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(2, 1)
+    chosen = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer else None
+    return model, chosen, TrainingState(model, chosen)
+
+
+def loader(count: int = 6) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(2.0 * count).reshape(count, 2)), 2, shuffle=True)
+
+
+def hooked(state: TrainingState, log: Log | None, cursor: Cursor | None = None) -> Run:
+    run = Run(state, log, BufferShadow(state.model), cursor)  # type: ignore[arg-type]
+    state.on_update(run.before_update, run.after_update)
+    state.on_forward(run.after_forward)
+    return run
+
+
+def train(run: Run, model: Any, optimizer: Any, epochs: int, *, every: int = 1, stop: int = -1) -> list[Any]:
+    seen = []
+    batches = loader()
+    for epoch in run.epochs(epochs):
+        for i, (x,) in enumerate(run.minibatches(batches)):
+            model(x).sum().backward()
+            seen.append((epoch, run.minibatch, x.tolist(), float(torch.rand(1))))
+            if (i + 1) % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            run.state["seen"] = len(seen)
+            if run.minibatch == stop:
+                return seen
+    return seen
+
+
+def test_without_slurm_it_is_a_plain_loop_that_counts() -> None:
+    """No recorder: every batch of every epoch, and the minibatch's number."""
+    model, optimizer, state = objects()
+    seen = train(hooked(state, None), model, optimizer, 2)
+    assert [row[1] for row in seen] == [0, 1, 2, 3, 4, 5]
+
+
+def test_every_boundary_is_passed_once() -> None:
+    """A boundary per minibatch, one at the end of each epoch, update hooks and a forecast in between."""
+    model, optimizer, state = objects()
+    log = Log()
+    train(hooked(state, log), model, optimizer, 2)
+    rows = [(m, p.epoch, p.index, idle) for m, p, idle in log.boundaries]
+    first = [(0, 0, 0, False), (1, 0, 1, False), (2, 0, 2, False), (3, 0, 3, False), (3, 0, 3, True)]
+    second = [(3, 1, 0, False), (4, 1, 1, False), (5, 1, 2, False), (6, 1, 3, False), (6, 1, 3, True)]
+    assert rows == first + second
+    assert log.events[:4] == ["forecast", "begin", "end", "forecast"]
+
+
+def test_micro_batches_belong_to_one_minibatch() -> None:
+    """With gradient accumulation a minibatch ends with its update, and its position is that of its first batch."""
+    model, optimizer, state = objects()
+    log = Log()
+    seen = train(hooked(state, log), model, optimizer, 1, every=3)
+    assert [row[1] for row in seen] == [0, 0, 0]
+    assert [(m, p.index, idle) for m, p, idle in log.boundaries] == [(0, 0, False), (1, 3, False), (1, 3, True)]
+
+
+def test_without_an_optimizer_every_batch_is_a_minibatch() -> None:
+    """There is no update to wait for."""
+    model, _, state = objects(optimizer=False)
+    log = Log()
+    run = hooked(state, log)
+    for (x,) in run.minibatches(loader()):
+        model(x)
+    assert [m for m, _, idle in log.boundaries if not idle] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("minibatch", range(7))
+def test_a_resumed_loop_goes_on_bit_for_bit(minibatch: int) -> None:
+    """From each boundary's context: the same batches, numbers, random numbers and user state as the undisturbed loop."""
+    model, optimizer, state = objects()
+    log = Log()
+    undisturbed = train(hooked(state, log), model, optimizer, 2)
+    context = [c for c in log.contexts if c.minibatch == minibatch][-1 if minibatch == 3 else 0]
+    model, optimizer, state = objects()
+    torch.manual_seed(99)
+    run = hooked(state, Log(), Cursor(minibatch, context))
+    assert run.minibatch == minibatch
+    assert run.state.get("seen", 0) == minibatch
+    rest = train(run, model, optimizer, 2)
+    assert rest == undisturbed[minibatch:]
+
+
+def test_a_feed_left_by_break_is_not_taken_up_again() -> None:
+    """An early stop inside an epoch stays where it was: the resumed run goes on behind it."""
+    model, optimizer, state = objects()
+    log = Log()
+    run = hooked(state, log)
+    train(run, model, optimizer, 2, stop=1)
+    minibatch, position, idle = log.boundaries[-1]
+    assert (minibatch, position, idle) == (2, Position(0, 0, 2, True), True)
+    model, optimizer, state = objects()
+    again = hooked(state, Log(), Cursor(2, log.contexts[-1]))
+    assert [row[:2] for row in train(again, model, optimizer, 2)] == [(1, 2), (1, 3), (1, 4)]
