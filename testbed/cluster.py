@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from testbed import daemons, machine, namespaces, plugin, settings
+from testbed import daemons, layout, machine, namespaces, plugin, settings
 from testbed.commands import TestbedError, run, wait_for
 from testbed.jobs import Jobs
-from testbed.namespaces import NETNS, RUN, Host
+from testbed.namespaces import Host
 from testbed.settings import Settings
 
 
@@ -45,9 +43,8 @@ class Cluster(Jobs):
         controller_hook: bool = True,
         node_hook: bool = True,
     ) -> None:
-        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf))
-        if plugin:
-            self._want_plugin(controller_hook, node_hook)
+        hooks = (plugin and controller_hook, plugin and node_hook)
+        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf), plugin, *hooks)
         self.pfs = self.settings.folder / "pfs"
         self.logs = self.settings.folder / "log"
 
@@ -59,7 +56,7 @@ class Cluster(Jobs):
             TestbedError: there is none.
         """
         cluster = cls(name)
-        saved = cluster._saved()
+        saved = layout.saved(name)
         if saved is None:
             raise TestbedError(f"no cluster {name!r} is up; `python3 -m testbed --name {name} up` starts one")
         cluster.settings = saved
@@ -91,24 +88,24 @@ class Cluster(Jobs):
         """
         machine.check()
         with machine.locked(self.name):
-            saved = self._saved()
+            saved = layout.saved(self.name)
             if saved is not None and self._alive(saved):
                 if saved != self.settings:
                     raise TestbedError(f"cluster {self.name!r} is up with other settings ({saved}); `down` it first")
                 return False
-            self._clear()
+            layout.clear(self.settings)
             try:
-                self._create()
+                layout.create(self.settings)
                 self._start_daemons()
             except BaseException:
-                self._clear()
+                layout.clear(self.settings)
                 raise
         return True
 
     def down(self) -> None:
         """End every process of the cluster and remove all that it ever made. Nothing happens if it is not there."""
         with machine.locked(self.name):
-            self._clear()
+            layout.clear(self.settings)
 
     def on(
         self,
@@ -194,8 +191,9 @@ class Cluster(Jobs):
         host = self._host(node)
         with machine.locked(self.name):
             if not namespaces.processes([host]):
-                namespaces.destroy(host)
-                namespaces.create(host, self.settings.folder / "etc", machine.kept_folders())
+                with machine.uninterrupted():
+                    namespaces.destroy(host)
+                    namespaces.create(host, self.settings.folder / "etc", machine.kept_folders())
             daemons.start_node(self.settings, host)
 
     def power(self) -> dict[str, str]:
@@ -240,10 +238,10 @@ class Cluster(Jobs):
             TestbedError: the plugin does not build, or the cluster does not come back.
         """
         with machine.locked(self.name):
-            running = self._saved() is not None
-            self._want_plugin(controller_hook, node_hook)
+            running = layout.saved(self.name) is not None
+            self.settings = replace(self.settings, plugin=True, controller_hook=controller_hook, node_hook=node_hook)
             if running:
-                self._configure()
+                layout.configure(self.settings)
                 daemons.stop(self.settings)
                 self._start_daemons()
 
@@ -257,25 +255,11 @@ class Cluster(Jobs):
         """Return Slurm's version, for example "22.05.8"."""
         return machine.slurm_version()
 
-    def _want_plugin(self, controller_hook: bool, node_hook: bool) -> None:
-        self.settings = replace(
-            self.settings,
-            plugin=True,
-            controller_hook=controller_hook and plugin.has_hook("epilog-slurmctld"),
-            node_hook=node_hook and plugin.has_hook("epilog"),
-        )
-
     def _host(self, name: str) -> Host:
         for host in self.settings.hosts:
             if host.name == name:
                 return host
         raise TestbedError(f"cluster {self.name!r} has no host {name!r}; it has {', '.join(self.power())}")
-
-    def _saved(self) -> Settings | None:
-        try:
-            return Settings.from_json((self.settings.folder / "cluster.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError, KeyError):  # not there, or an interrupted `up` left half of it
-            return None
 
     def _alive(self, saved: Settings) -> bool:
         if not all(h.handle(kind).exists() for h in saved.hosts for kind in ("net", "uts", "mnt")):
@@ -284,44 +268,6 @@ class Cluster(Jobs):
             return self.on("head", "scontrol", "ping", timeout=15, check=False).returncode == 0
         except TestbedError:
             return False
-
-    def _create(self) -> None:
-        folder, run_folder = self.settings.folder, RUN / self.name
-        for path in (self.pfs, self.logs, folder / "state", folder / "etc" / "slurm", run_folder):
-            path.mkdir(parents=True, exist_ok=True)
-        self.pfs.chmod(0o1777)
-        for path in (self.logs, folder / "state"):
-            shutil.chown(path, "slurm")
-        key = folder / "munge.key"
-        key.touch(mode=0o600)
-        key.write_bytes(secrets.token_bytes(128))
-        shutil.chown(key, "munge", "munge")
-        self._configure()
-        # A mount namespace can be kept only on a mount that is not shared.
-        run(["mount", "--bind", str(run_folder), str(run_folder)])
-        run(["mount", "--make-private", str(run_folder)])
-        namespaces.create_switch(self.name)
-        kept = machine.kept_folders()
-        for host in self.settings.hosts:
-            namespaces.create(host, folder / "etc", kept)
-
-    def _configure(self) -> None:
-        s, folder = self.settings, self.settings.folder
-        etc = folder / "etc"
-        library = plugin.install_library(folder / "plugin") if s.plugin else None
-        for wanted, hook in ((s.controller_hook, "epilog-slurmctld"), (s.node_hook, "epilog")):
-            if wanted:
-                plugin.install_hook(hook, folder / "hooks")
-        major, minor = (int(part) for part in self.version().split(".")[:2])
-        texts = {
-            "hosts": settings.hosts_file(s),
-            "slurm/slurm.conf": settings.slurm_conf(s, memory_mib=machine.memory_mib()),
-            "slurm/cgroup.conf": settings.cgroup_conf((major, minor)),
-            "slurm/plugstack.conf": plugin.plugstack_conf(library),
-        }
-        for name, text in texts.items():
-            (etc / name).write_text(text, encoding="utf-8")
-        (folder / "cluster.json").write_text(s.to_json(), encoding="utf-8")
 
     def _start_daemons(self) -> None:
         s = self.settings
@@ -333,16 +279,3 @@ class Cluster(Jobs):
 
     def _up_nodes(self) -> set[str]:
         return {node for node, state in self.nodes().items() if state in ("idle", "allocated", "mixed", "completing")}
-
-    def _clear(self) -> None:
-        # Also what a cluster of other settings, or half of one, has left: the names tell whose it is.
-        with machine.uninterrupted():
-            names = sorted(p.name for p in NETNS.glob(f"{self.name}.*"))
-            namespaces.kill([Host(self.name, n.partition(".")[2], 0, Path("/nonexistent")) for n in names])
-            for name in names:
-                run(["ip", "netns", "del", name], check=False)
-            for folder in (RUN / self.name, self.settings.folder):
-                for point in namespaces.mounts_below(folder):
-                    run(["umount", point])
-                if folder.exists():
-                    shutil.rmtree(folder)

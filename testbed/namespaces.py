@@ -175,7 +175,8 @@ def kill(hosts: Sequence[Host]) -> None:
 
 def processes(hosts: Sequence[Host]) -> list[int]:
     """The processes that live in the network or mount namespace of one of these hosts."""
-    ours = {_inode(str(h.handle(kind))) for h in hosts for kind in ("net", "mnt")} - {None, _inode("/proc/self/ns/net")}
+    own = {None, _inode("/proc/self/ns/net"), _inode("/proc/self/ns/mnt")}
+    ours = {_inode(str(h.handle(kind))) for h in hosts for kind in ("net", "mnt")} - own
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and {_inode(f"/proc/{entry}/ns/net"), _inode(f"/proc/{entry}/ns/mnt")} & ours:

@@ -27,16 +27,6 @@ exec /usr/bin/python3 -I -B -c \\
 """
 
 
-def available() -> bool:
-    """Whether this checkout has the C plugin."""
-    return (REPO / "spank" / "Makefile").exists()
-
-
-def has_hook(name: str) -> bool:
-    """Whether this checkout has the program behind a hook ("epilog-slurmctld" or "epilog")."""
-    return (REPO / "slurm_plugin" / f"{HOOKS[name]}.py").exists()
-
-
 def install_library(folder: Path) -> Path:
     """Build the SPANK plugin and install it below `folder`; return the path of the library.
 
