@@ -118,7 +118,7 @@ def test_without_an_optimizer_every_batch_is_a_minibatch() -> None:
 
 @pytest.mark.parametrize("minibatch", range(7))
 def test_a_resumed_loop_goes_on_bit_for_bit(minibatch: int) -> None:
-    """From each boundary's context: the same batches, numbers, random numbers and user state as the undisturbed loop."""
+    """From each boundary's context: the batches, numbers, random numbers and user state of the undisturbed loop."""
     model, optimizer, state = objects()
     log = Log()
     undisturbed = train(hooked(state, log), model, optimizer, 2)
