@@ -123,13 +123,12 @@ def newest_minibatch(out: Path) -> int:
 
 def keep(job: Job, target: Path) -> Record:
     """Copy what the run left, without the bulk of the checkpoints, to `target` and read it."""
-    record = read_record(job.out, job.folder)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for path in [*job.out.glob("*"), job.log, *job.folder.glob("*.json*"), *job.folder.glob(f"*/{contract.MANIFEST}")]:
         if path.is_file():
             shutil.copy(path, target / path.name)
-    return record
+    return read_record(job.out, job.folder)
 
 
 def tail(text: str, lines: int = 25) -> str:

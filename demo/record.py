@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jitmpi import manifests
+from jitmpi.errors import DamagedError
 from jitmpi.events import Manifest
 from slurm_plugin import contract
 
@@ -56,7 +58,11 @@ class Record:
 
 
 def read_record(out: Path, job_directory: Path) -> Record:
-    """Read a run from its `--out` folder and its job's checkpoint folder."""
+    """Read a run from its `--out` folder and its job's checkpoint folder.
+
+    Raises:
+        DemoError: the newest checkpoint's manifest is damaged.
+    """
     final = out / "final.json"
     sha256 = str(json.loads(final.read_text())["sha256"]) if final.exists() else ""
     files = {int(p.stem.removeprefix("loss-rank")): p for p in out.glob("loss-rank*.jsonl")}
@@ -66,8 +72,12 @@ def read_record(out: Path, job_directory: Path) -> Record:
     folders = sorted(job_directory.glob(f"m*-r*/{contract.MANIFEST}"), key=lambda p: p.stat().st_mtime)
     if not folders:
         return Record(entries, losses, sha256, None, {})
-    manifest = Manifest.from_dict(json.loads(folders[-1].read_text()))
-    sizes = {p.name: p.stat().st_size for p in sorted(folders[-1].parent.glob("*.h5"))}
+    newest = folders[-1].parent
+    try:
+        manifest = manifests.read(str(newest))
+    except DamagedError as error:
+        raise DemoError(str(error)) from error
+    sizes = {p.name: p.stat().st_size for p in sorted(newest.glob("*.h5"))}
     return Record(entries, losses, sha256, manifest, sizes)
 
 
