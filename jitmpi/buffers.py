@@ -98,7 +98,13 @@ class BufferShadow:
 
     def live_pieces(self) -> dict[str, bytes]:
         """Return the changing CPU buffers as they are now."""
-        return {entry.piece: ctypes.string_at(entry.tensor.data_ptr(), entry.size) for entry in self._handed}
+        found = {}
+        for entry in self._handed:
+            tensor = entry.owner[entry.key]
+            if tensor is not entry.tensor:  # replaced since the boundary
+                tensor = entry.tensor if tensor is None else tensor.detach().cpu().contiguous()
+            found[entry.piece] = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+        return found
 
     def device_pieces(self, *, live: bool) -> dict[str, bytes]:
         """Return the changing GPU buffers, now (`live`) or as of the last `capture`, without the training's stream.

@@ -67,7 +67,8 @@ def fork() -> dict[str, bytes]:
     random.seed(random.getrandbits(64))
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        numpy.seed(numpy.randint(0, 1 << 32, size=4, dtype="uint64"))
+        words = numpy.randint(0, 1 << 32, size=2, dtype="uint64").tolist()
+        seed_generator(numpy.mtrand._rand, words[0] | words[1] << 32)
     torch.default_generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
@@ -84,7 +85,7 @@ def seed(value: int) -> None:
     torch.default_generator.manual_seed(value)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        numpy.seed([value & 0xFFFFFFFF, value >> 32])
+        seed_generator(numpy.mtrand._rand, value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)
 
@@ -139,10 +140,11 @@ def seed_generator(generator: Any, value: int) -> None:
         generator.manual_seed(value)
     elif isinstance(generator, random.Random):
         generator.seed(value)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = type(generator.bit_generator)(value).state
-    else:
+    elif hasattr(generator, "seed") and type(generator._bit_generator).__name__ == "MT19937":
         generator.seed([value & 0xFFFFFFFF, value >> 32])
+    else:
+        bits = getattr(generator, "bit_generator", None) or generator._bit_generator
+        bits.state = type(bits)(value).state
 
 
 def _python_state() -> bytes:
