@@ -12,8 +12,10 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from array import array
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from jitmpi.config import Settings
@@ -22,6 +24,10 @@ from jitmpi.errors import BootstrapError
 CHUNK: Final = 64 << 20  # bytes of one broadcast; far below 2^31, what an MPI count can hold
 CHUNK_S: Final = 120.0  # seconds that one chunk may take where the caller gives no deadline
 POLL_S: Final = (0.005, 0.1)  # between two looks at the rendezvous folder: at first, at last
+ADVICE: Final = (
+    "Start with the PMI that this MPI was built for (`srun --mpi=pmix` or `srun --mpi=pmi2`; `srun --mpi=list` shows what "
+    "this cluster has), or with `srun --mpi=none` to meet through files"
+)
 
 
 class World(Protocol):
@@ -71,7 +77,8 @@ def open_world(settings: Settings) -> World:
         folder = f".rendezvous-r{settings.attempt}-{settings.step_id}"
         return FileWorld(settings.rank, settings.size, os.path.join(settings.job_directory, folder))
     try:
-        world = MpiWorld()
+        with _witness(settings.rank, f"MPI ended the process in MPI_Init under --mpi={settings.mpi_type}. {ADVICE}"):
+            world = MpiWorld()
     except (ImportError, RuntimeError) as error:
         raise BootstrapError(
             f"srun offers MPI over {settings.mpi_type}, but mpi4py cannot start it ({error}); install mpi4py and an "
@@ -81,10 +88,38 @@ def open_world(settings: Settings) -> World:
         raise BootstrapError(
             f"{world.name} made a world of {world.size} rank(s) and calls this one {world.rank}, but the step has "
             f"{settings.size} task(s) and this one is {settings.rank}: srun used --mpi={settings.mpi_type}, which this "
-            "MPI does not speak. Start with the PMI it was built for (`srun --mpi=pmix` or `srun --mpi=pmi2`; "
-            "`srun --mpi=list` shows what this cluster has), or with `srun --mpi=none` to meet through files"
+            f"MPI does not speak. {ADVICE}"
         )
     return world
+
+
+@contextmanager
+def _witness(rank: int, last_words: str) -> Iterator[None]:
+    """Let a child of rank 0 say `last_words` if the process ends inside the block, where Python has no say.
+
+    Open MPI calls exit(1) inside MPI_Init when it was built for another PMI; its own message names no fix for Slurm.
+    """
+    if rank != 0:
+        yield
+        return
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child only reads and writes
+        child = os.fork()
+    if child == 0:
+        os.close(writer)
+        if not os.read(reader, 1):
+            os.write(2, f"jit-ckpt: {last_words}\n".encode())
+        os._exit(0)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.write(writer, b".")
+        os.close(writer)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
 
 
 class MpiWorld:

@@ -257,6 +257,28 @@ def test_a_missing_mpi_names_the_fix(tmp_path: Path) -> None:
     assert "srun --mpi=none" in done.stderr
 
 
+def test_an_mpi_that_ends_the_process_is_explained(tmp_path: Path) -> None:
+    """When MPI_Init ends the process itself, as Open MPI does under another PMI, the fix is said once."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass\n")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(
+        "import os\nTHREAD_MULTIPLE = 3\ndef Is_initialized(): return False\ndef Init_thread(level): os._exit(1)\n"
+    )
+    for rank, times in ((0, 1), (1, 0)):
+        variables = environ(2, rank, tmp_path, SLURM_MPI_TYPE="pmi2")
+        done = subprocess.run(
+            [sys.executable, "-c", OPEN],
+            cwd=ROOT,
+            env={**os.environ, **variables, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.count("jit-ckpt: MPI ended the process in MPI_Init under --mpi=pmi2. Start with") == times
+
+
 def test_importing_starts_no_mpi(tmp_path: Path) -> None:
     """Neither `import jitmpi.comm` nor a world of files loads mpi4py."""
     code = "import sys; import jitmpi.comm; assert 'mpi4py' not in sys.modules"
