@@ -40,7 +40,7 @@ def show(line: str) -> None:
 def main() -> int:
     """Run the demo; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("--minibatches", type=int, default=60, help="of each run; even")
+    parser.add_argument("--minibatches", type=int, default=50, help="of each run; even")
     parser.add_argument("--sizes", default=SIZES, help="options of examples/lm/train.py")
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -59,6 +59,7 @@ def demonstrate(minibatches: int, sizes: str) -> int:
     """Run the job without and with a failure and judge the two; return the exit status."""
     say("bringing up a Slurm cluster of 5 nodes")
     cluster = Cluster("demo", nodes=play.RANKS + play.SPARES, plugin=True)
+    cluster.down()  # what a demo that was killed has left
     with cluster:
         version = cluster.version()
         say(f"Slurm {version} is up; first the job without a failure")
@@ -95,8 +96,8 @@ def judge(calm: Record, rough: Record, failed: tuple[Failure, Places], minibatch
     marks, floor_s = find_marks(rough, failure.when), floor(calm)
     facts = summary(rough, verdict, failure, marks, places, floor_s, version)
     (BUILD / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
-    draw.draw_timeline(BUILD / "timeline.png", marks, lanes(marks, places, rough.losses), stages(marks))
-    draw.draw_loss(BUILD / "loss.png", calm.losses, rough.losses, failure.minibatch, verdict.bitwise_equal)
+    draw.draw_timeline(BUILD / "timeline.png", marks, lanes(marks, places, rough.losses), stages(marks), floor_s)
+    draw.draw_loss(BUILD / "loss.png", calm.losses, rough.losses, facts["failure"]["minibatch"], verdict.bitwise_equal)
     print("\n" + story(facts, minibatches) + "\n")
     for name in ("summary.json", "timeline.png", "loss.png"):
         print(f"  {_short(BUILD / name)}")

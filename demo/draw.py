@@ -40,14 +40,17 @@ MEANING = {
     "commit": "commit: the checkpoint counts",
     "relaunch": "relaunch: choose nodes, start the step",
     "restore": "restore: import torch, join, read, broadcast",
-    "replay": "replay the interrupted minibatch",
+    "replay": "replay: the interrupted minibatch once more",
 }
 
 
-def draw_timeline(path: Path, marks: Marks, lanes: Sequence[Lane], stages: Sequence[Span]) -> None:
-    """Draw what every node did over the run (above) and the stages of the recovery one below the other (below)."""
+def draw_timeline(path: Path, marks: Marks, lanes: Sequence[Lane], stages: Sequence[Span], floor_s: float) -> None:
+    """Draw what every node did over the run (above) and the stages of the recovery one below the other (below).
+
+    `floor_s` is what a start takes without any failure, drawn below the stages for comparison.
+    """
     figure, (top, low) = plt.subplots(
-        2, 1, figsize=(12, 8.4), height_ratios=(len(lanes) + 1.2, len(stages) + 0.6), layout="constrained"
+        2, 1, figsize=(12, 8.4), height_ratios=(len(lanes) + 1.2, len(stages) + 1.6), layout="constrained"
     )
     whole = stages[-1].end - marks.failure
     figure.suptitle(
@@ -55,7 +58,7 @@ def draw_timeline(path: Path, marks: Marks, lanes: Sequence[Lane], stages: Seque
         fontsize=13,
     )
     _draw_lanes(top, marks, lanes)
-    _draw_stages(low, marks, stages)
+    _draw_stages(low, marks, stages, floor_s)
     shown = [what for what in COLOURS if any(span.what == what for lane in lanes for span in lane.spans)]
     handles = [Patch(facecolor=COLOURS[what], edgecolor="#808080", label=MEANING[what]) for what in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
@@ -83,7 +86,7 @@ def _draw_lanes(axes: Any, marks: Marks, lanes: Sequence[Lane]) -> None:
     _plain(axes)
 
 
-def _draw_stages(axes: Any, marks: Marks, stages: Sequence[Span]) -> None:
+def _draw_stages(axes: Any, marks: Marks, stages: Sequence[Span], floor_s: float) -> None:
     whole = stages[-1].end - marks.failure
     for row, stage in enumerate(stages):
         start, length = stage.start - marks.failure, stage.end - stage.start
@@ -96,8 +99,12 @@ def _draw_stages(axes: Any, marks: Marks, stages: Sequence[Span]) -> None:
             axes.text(start + length / 2, row, text, va="center", ha="center", fontsize=10, color=colour)
         else:
             axes.text(start + length + whole / 100, row, text, va="center", fontsize=10)
-    axes.set_yticks(range(len(stages)), [stage.what for stage in stages])
-    axes.set_ylim(len(stages) - 0.5, -0.5)
+    start = marks.relaunched - marks.failure
+    axes.barh(len(stages), floor_s, left=start, height=0.7, facecolor="none", edgecolor="#808080", linestyle="--")
+    text = f"{floor_s:.2f} s from launch to first update, no failure"
+    axes.text(start + floor_s / 2, len(stages), text, va="center", ha="center", fontsize=10)
+    axes.set_yticks(range(len(stages) + 1), [*(stage.what for stage in stages), "a bare start"])
+    axes.set_ylim(len(stages) + 0.5, -0.5)
     axes.set_xlim(0, whole * 1.08)
     axes.set_xlabel("the recovery: seconds since the failure")
     _plain(axes)

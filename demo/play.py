@@ -102,7 +102,7 @@ class PowerCut:
             raise DemoError(f"rank {FAILED_RANK} runs on the batch host {node}; the demo is about another node")
         newest, when = newest_minibatch(self.job.out), time.time()
         self.cluster.off(node)
-        self.failure = Failure("poweroff", node, FAILED_RANK, newest, when)
+        self.failure = Failure("poweroff", node, FAILED_RANK, when)
         self.say(f"*** the power of {node}, where rank {FAILED_RANK} is, has been cut in minibatch {newest}")
 
 

@@ -18,12 +18,11 @@ PAST = {"relaunch": "relaunched", "requeue": "requeued"}
 
 @dataclass(frozen=True)
 class Failure:
-    """What was done to the job: `kind` on `node`, where `rank` was, at `minibatch` (as the survivors saw it)."""
+    """What was done to the job: `kind` to `node`, where `rank` was, at `when` (seconds since the epoch)."""
 
     kind: str
     node: str
     rank: int
-    minibatch: int
     when: float
 
 
@@ -41,7 +40,7 @@ def summary(rough: Record, verdict: Verdict, failure: Failure, marks: Marks, pla
             "kind": failure.kind,
             "node": failure.node,
             "rank": failure.rank,
-            "minibatch": failure.minibatch,
+            "minibatch": rough.manifest.minibatch,  # the interrupted one
         },
         "nodes_before": list(places.before),
         "nodes_after": list(places.after),

@@ -20,7 +20,9 @@ def losses(*order: int) -> dict[int, tuple[Loss, ...]]:
 
 def test_both_pictures_are_png_files(tmp_path: Path) -> None:
     """What a person will look at is there and is a picture."""
-    draw_timeline(tmp_path / "new" / "timeline.png", MARKS, lanes(MARKS, PLACES, losses(*range(30))), stages(MARKS))
+    draw_timeline(
+        tmp_path / "new" / "timeline.png", MARKS, lanes(MARKS, PLACES, losses(*range(30))), stages(MARKS), 6.4
+    )
     draw_loss(tmp_path / "loss.png", losses(*range(30)), losses(*range(15), *range(14, 30)), 14, True)
     for name in ("new/timeline.png", "loss.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

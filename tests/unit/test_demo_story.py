@@ -17,7 +17,7 @@ ROUGH = Record(JOURNAL, {}, "aa", MANIFEST, {"rank0.h5": 4_010_000, "checkpoint.
 MARKS = Marks(1.0, 5.0, 20.0, 21.1, 21.2, 21.4, 21.5, 22.0, 29.0, 30.0, 40.0)
 PLACES = Places(("n1", "n2"), ("n1", "n5"), "n2", ("n5",))
 FACTS = summary(
-    ROUGH, Verdict(True, 1, 0, ()), Failure("power off", "n2", 2, 15, 20.0), MARKS, PLACES, 4.0, "slurm 24.11.5\n"
+    ROUGH, Verdict(True, 1, 0, ()), Failure("poweroff", "n2", 2, 20.0), MARKS, PLACES, 4.0, "slurm 24.11.5\n"
 )
 
 
