@@ -25,8 +25,8 @@ CHUNK: Final = 64 << 20  # bytes of one broadcast; far below 2^31, what an MPI c
 CHUNK_S: Final = 120.0  # seconds that one chunk may take where the caller gives no deadline
 POLL_S: Final = (0.005, 0.1)  # between two looks at the rendezvous folder: at first, at last
 ADVICE: Final = (
-    "Start with the PMI that this MPI was built for (`srun --mpi=pmix` or `srun --mpi=pmi2`; `srun --mpi=list` shows what "
-    "this cluster has), or with `srun --mpi=none` to meet through files"
+    "Start with the PMI that this MPI was built for (`srun --mpi=pmix` or `srun --mpi=pmi2`; `srun --mpi=list` shows "
+    "what this cluster has), or with `srun --mpi=none` to meet through files"
 )
 
 
