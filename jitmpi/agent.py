@@ -58,7 +58,8 @@ class Agent:
         self._signals: set[int] = set()
         self._goodbyes: set[int] = set()
         self._all_done = threading.Event()
-        self._finished = self._first_update = False
+        self._finished = False
+        self._first_update: int | None = None
         self._closed_at: float | None = None
         self._reported = False
         self._thread = threading.Thread(target=self._main, name="jit-ckpt", daemon=True)
@@ -85,7 +86,7 @@ class Agent:
 
     def first_update(self) -> None:
         """Training thread: the first update after the start is done."""
-        self._first_update = True
+        self._first_update = self.gate.place.minibatch
         self._plane.wake()
 
     def finish(self, patience: float | None) -> bool:
@@ -181,10 +182,9 @@ class Agent:
 
     def _step(self) -> None:
         """Look at the training thread and at the clock, then act."""
-        if self._first_update:
-            self._first_update = False
-            if self.settings.rank == 0:
-                self.tell({"event": "update", "minibatch": self.gate.place.minibatch})
+        if self._first_update is not None and self.settings.rank == 0:
+            minibatch, self._first_update = self._first_update, None
+            self.tell({"event": "update", "minibatch": minibatch})
         if self._finished and self._plane.peers <= self._goodbyes | self._round.lost:
             self._all_done.set()
         if not self._round.active:

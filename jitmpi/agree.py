@@ -54,13 +54,44 @@ def decide(reports: Iterable[Report], *, world: int, shards: int = 1, unfit: Col
         raise NotCoveredError(shards=shards, held={m: set(h) for m, h in holders.items()})
     best = {m: _contexts(ordered, m) for m in covered}
     minibatch = next((m for m in covered if len(best[m]) == world), covered[0])
-    contexts = best[minibatch]
+    contexts, doubts = _with_users_state(best[minibatch], ordered)
     unknown = tuple(r for r in range(world) if r not in contexts)
     notes = [f"rank {r}: its replay context is lost" for r in unknown]
+    notes += doubts
     savers = {shard: tuple(ranks) for shard, ranks in sorted(holders[minibatch].items())}
     saving = {rank for ranks in savers.values() for rank in ranks}
     notes += [f"rank {r.rank}: {r.note}" for r in ordered if r.note and r.rank in saving]
     return Decision(minibatch, savers, contexts, unknown, tuple(notes))
+
+
+def _with_users_state(
+    contexts: Mapping[int, Context], reports: Iterable[Report]
+) -> tuple[dict[int, Context], list[str]]:
+    """Bring the user's own state in forecasts up to date where that can be known.
+
+    A forecast was made before the script's lines behind the update ran. Where a rank's state was that of a rank whose
+    exact context is known, one minibatch before, the two are taken to be replicas of one state. Elsewhere a note says so.
+    """
+    exact = [(r, c.pieces.get("user")) for r, c in contexts.items() if c.exact]
+    before = {
+        c.rank: c.pieces.get("user")
+        for report in reports
+        for c in report.contexts
+        for chosen in (contexts.get(c.rank),)
+        if chosen is not None and c.exact and c.minibatch == chosen.minibatch - 1
+    }
+    found, notes = dict(contexts), []
+    for rank, context in contexts.items():
+        if context.exact or not (context.pieces.get("user") or any(user for _, user in exact)):
+            continue
+        twins = [user for r, user in exact if rank in before and r in before and before[r] == before[rank]]
+        if twins and all(user == twins[0] for user in twins):
+            pieces = {k: v for k, v in context.pieces.items() if k != "user"}
+            pieces |= {"user": twins[0]} if twins[0] is not None else {}
+            found[rank] = Context(rank, context.minibatch, False, pieces)
+        else:
+            notes.append(f"rank {rank}: its run.state is that of the end of its forward pass")
+    return found, notes
 
 
 def _contexts(reports: Iterable[Report], minibatch: int) -> dict[int, Context]:

@@ -107,3 +107,24 @@ def test_the_order_of_reports_does_not_matter(rows: list[tuple[int, bool, int, l
                 for r in ranks
             )
     assert len(outcomes) == 1
+
+
+def user(rank: int, minibatch: int, value: bytes, *, exact: bool = True) -> Context:
+    return Context(rank, minibatch, exact, {"user": value})
+
+
+def test_a_replicated_user_state_is_taken_from_a_survivor() -> None:
+    """The dead rank's lines behind the update never ran; a state equal on all ranks before is equal after."""
+    before = (user(0, 6, b"48"), user(1, 6, b"48"))
+    decision = decide([report(0, 7, user(0, 7, b"56"), user(1, 7, b"48", exact=False), *before)], world=2)
+    assert decision.contexts[1].pieces["user"] == b"56"
+    assert decision.exact
+
+
+def test_a_state_of_its_own_is_said_to_be_old() -> None:
+    """What only the dead rank knew cannot be made up."""
+    before = (user(0, 6, b"0"), user(1, 6, b"1"))
+    decision = decide([report(0, 7, user(0, 7, b"2"), user(1, 7, b"1", exact=False), *before)], world=2)
+    assert decision.contexts[1].pieces["user"] == b"1"
+    assert not decision.exact
+    assert "run.state" in decision.notes[0]
