@@ -182,7 +182,7 @@ def test_a_pass_is_taken_up_exactly_without_workers(name: str) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_pass_is_taken_up_exactly_with_workers(name: str) -> None:
     """With batches prefetched and random augmentation inside two workers, too."""
-    check(lambda: MAKERS[name](num_workers=2, prefetch_factor=3), [(0, 0), (1, 3)])
+    check(lambda: MAKERS[name](num_workers=2, prefetch_factor=1), [(0, 0), (1, 3)])
 
 
 def test_persistent_workers_are_taken_up_in_a_later_epoch() -> None:
