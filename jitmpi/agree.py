@@ -69,8 +69,8 @@ def _with_users_state(
 ) -> tuple[dict[int, Context], list[str]]:
     """Bring the user's own state in forecasts up to date where that can be known.
 
-    A forecast was made before the script's lines behind the update ran. Where a rank's state was that of a rank whose
-    exact context is known, one minibatch before, the two are taken to be replicas of one state. Elsewhere a note says so.
+    A forecast was made before the script's lines behind the update ran. Where a rank's state was, one minibatch before,
+    that of a rank whose exact context is known, both are taken to be replicas of one state. Elsewhere a note says so.
     """
     exact = [(r, c.pieces.get("user")) for r, c in contexts.items() if c.exact]
     before = {

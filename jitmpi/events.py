@@ -102,7 +102,12 @@ class SavePlan:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of the state: its name ("model/...", "optimizer/<param>/<key>"), shape, torch dtype ("float32") and bytes."""
+    """One tensor of the state.
+
+    Attributes:
+        name: "model/<parameter or buffer>", "optimizer/<parameter>/<key>", ...
+        dtype: torch's name, "float32".
+    """
 
     name: str
     shape: tuple[int, ...]
