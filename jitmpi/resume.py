@@ -58,9 +58,16 @@ def resume(world: World, state: TrainingState, settings: Settings) -> tuple[Curs
 
 def _candidates(world: World, settings: Settings) -> list[str]:
     """Let rank 0 look: ranks may not agree on what a parallel file system shows."""
-    paths = restore.candidates(settings.job_directory, settings.options.resume) if world.rank == 0 else []
-    answers = world.exchange(json.dumps(paths).encode(), time.monotonic() + EXCHANGE)
-    return [str(path) for path in json.loads(answers[0])]
+    answer: dict[str, object] = {}
+    if world.rank == 0:
+        try:
+            answer = {"paths": restore.candidates(settings.job_directory, settings.options.resume)}
+        except JitError as error:
+            answer = {"error": str(error)}
+    first = json.loads(world.exchange(json.dumps(answer).encode(), time.monotonic() + EXCHANGE)[0])
+    if "error" in first:
+        raise DamagedError(str(first["error"]))
+    return [str(path) for path in first["paths"]]
 
 
 def _load(world: World, state: TrainingState, settings: Settings, path: str) -> Cursor:
@@ -126,21 +133,22 @@ def _share(world: World, data: bytes, trouble: JitError | None) -> bytes:
     return bytes(body)
 
 
-def _reader(world: World, source: restore.Source | None) -> Callable[[TensorInfo], bytearray]:
+def _reader(world: World, source: restore.Source | None) -> Callable[[TensorInfo], memoryview]:
     """Return the function that gives a tensor's raw bytes on every rank, in the same order everywhere."""
 
-    def read(info: TensorInfo) -> bytearray:
+    def read(info: TensorInfo) -> memoryview:
         if not world.can_broadcast:
             assert source is not None
-            return bytearray(source.tensor_bytes(info))
-        data, trouble = b"", None
-        buffer = bytearray(info.nbytes)
-        if source is not None:
+            return memoryview(source.tensor_bytes(info))
+        buffer, trouble = memoryview(b""), None
+        if source is None:
+            buffer = memoryview(bytearray(info.nbytes))
+        else:
             try:
-                buffer = bytearray(source.tensor_bytes(info))
+                buffer = memoryview(source.tensor_bytes(info))
             except DamagedError as error:
                 trouble = error
-        _share(world, data, trouble)
+        _share(world, b"", trouble)
         world.bcast(buffer, 0)
         return buffer
 
