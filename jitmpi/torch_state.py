@@ -27,6 +27,7 @@ from jitmpi.skeleton import Tensors, plant, strip
 from jitmpi.updates import Tail, Updates
 
 Raw = bytes | bytearray | memoryview
+LOOKS = 8  # parameters whose gradient is looked at per boundary: under a microsecond
 
 
 class TrainingState:
@@ -54,7 +55,8 @@ class TrainingState:
         self._updates = Updates(self._optimizers, self._scaler)
         self._forward: Any = None
         self._had_gradients = False
-        self._first = next((p for p in self._module.parameters() if p.requires_grad), None)
+        self._trained = [p for p in self._module.parameters() if p.requires_grad]
+        self._probe = 0
         self.tensors()
         self.scalars()
 
@@ -139,7 +141,7 @@ class TrainingState:
     def mark(self) -> None:
         """Note a boundary: how often the schedulers have stepped, and whether gradients are None (about 1 us)."""
         self._tail.mark()
-        self._had_gradients = self._first is not None and self._first.grad is not None
+        self._had_gradients = self._any_gradient()
 
     def complete_tail(self) -> str:
         """Step the schedulers as often as every minibatch does, for a thread that was stopped before it could.
@@ -147,6 +149,15 @@ class TrainingState:
         Returns a line for people where that is not known, "" otherwise.
         """
         return self._tail.complete()
+
+    def _any_gradient(self) -> bool:
+        """Look for a gradient at a few parameters, the next time at others if there was none."""
+        count = len(self._trained)
+        for _ in range(min(LOOKS, count)):
+            if self._trained[self._probe].grad is not None:
+                return True
+            self._probe = (self._probe + 1) % count
+        return False
 
     def _parameters(self) -> dict[int, tuple[torch.Tensor, str]]:
         """Return id -> (tensor, name) of the model's parameters and buffers, and of what else the optimizers update."""
