@@ -139,13 +139,13 @@ def _reader(world: World, source: restore.Source | None) -> Callable[[TensorInfo
     def read(info: TensorInfo) -> memoryview:
         if not world.can_broadcast:
             assert source is not None
-            return memoryview(source.tensor_bytes(info))
+            return source.tensor_bytes(info).data
         buffer, trouble = memoryview(b""), None
         if source is None:
             buffer = memoryview(bytearray(info.nbytes))
         else:
             try:
-                buffer = memoryview(source.tensor_bytes(info))
+                buffer = source.tensor_bytes(info).data
             except DamagedError as error:
                 trouble = error
         _share(world, b"", trouble)
