@@ -93,6 +93,8 @@ def judge(calm: Record, rough: Record, failed: tuple[Failure, Places], minibatch
     """Compare, tell, draw and write; return the exit status."""
     failure, places = failed
     verdict = compare(calm, rough, minibatches)
+    for problem in verdict.problems:
+        print(f"demo: {problem}", file=sys.stderr)
     marks, floor_s = find_marks(rough, failure.when), floor(calm)
     facts = summary(rough, verdict, failure, marks, places, floor_s, version)
     (BUILD / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
@@ -101,8 +103,6 @@ def judge(calm: Record, rough: Record, failed: tuple[Failure, Places], minibatch
     print("\n" + story(facts, minibatches) + "\n")
     for name in ("summary.json", "timeline.png", "loss.png"):
         print(f"  {_short(BUILD / name)}")
-    for problem in verdict.problems:
-        print(f"demo: {problem}", file=sys.stderr)
     return 1 if verdict.problems else 0
 
 

@@ -21,15 +21,13 @@ from testbed import Cluster
 RANKS: Final = 4
 SPARES: Final = 1
 FAILED_RANK: Final = 2  # neither the batch host, nor rank 0, nor the last one
-PATIENCE: Final = 90.0  # seconds without a new line of output or loss; a start takes about ten on two cores
+PATIENCE: Final = 120.0  # seconds without a new line of output or loss; a start takes about ten on two cores
 PAUSE: Final = 0.2  # seconds between two looks
 REPO: Final = Path(__file__).resolve().parent.parent
 
-SCRIPT = """#!/bin/bash
-#SBATCH --job-name={name} --nodes={nodes} --ntasks-per-node=1 --output={log}
-export TORCH_CPP_LOG_LEVEL=ERROR  # or gloo tells that namespaces have no names
-exec jit-srun --nodes={ranks} --ntasks={ranks} python {train} --out {out} --minibatches {minibatches} {sizes}
-"""
+TEMPLATE: Final = REPO / "sbatch_templates" / "ddp.sbatch"  # RANKS nodes and one to spare
+EXAMPLE: Final = REPO / "examples" / "lm"
+QUIET: Final = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # or gloo tells at length that the addresses here have no names
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,14 @@ class Job:
 
 
 def submit(cluster: Cluster, name: str, minibatches: int, sizes: str) -> Job:
-    """Submit the example with `--jit-ckpt` on RANKS nodes and SPARES more; `sizes` are further options of train.py."""
+    """Submit the example with the template that users copy; `sizes` are further options of train.py."""
     base = cluster.pfs / name
     log, out, checkpoints = base / "output.txt", base / "out", base / "checkpoints"
     for folder in (out, checkpoints):
         folder.mkdir(parents=True)
-    script = SCRIPT.format(
-        name=name, nodes=RANKS + SPARES, ranks=RANKS, log=log, out=out, minibatches=minibatches, sizes=sizes,
-        train=REPO / "examples" / "lm" / "train.py",
-    )  # fmt: skip
-    job = cluster.sbatch(f"--{contract.OPTION}=dir={checkpoints}", script=script)
+    options = [f"--{contract.OPTION}=dir={checkpoints}", f"--output={log}", f"--job-name={name}"]
+    arguments = [f"--out={out}", f"--minibatches={minibatches}", *sizes.split()]
+    job = cluster.sbatch(*options, str(TEMPLATE), *arguments, cwd=str(EXAMPLE), env=QUIET)
     return Job(job, log, out, checkpoints / job)
 
 

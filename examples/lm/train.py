@@ -2,7 +2,7 @@
 
 Plain PyTorch but for what jitmpi needs: the import, `attach`, and the two loops of `main` that go through `run`.
 
-    sbatch --jit-ckpt=dir=ckpt job.sbatch       ranks from Slurm, gloo on CPU, nccl on CUDA
+    sbatch --jit-ckpt ddp.sbatch                ranks from Slurm, gloo on CPU, nccl on CUDA
     python train.py --minibatches 40            one process, an ordinary loop
 
 Every rank appends the loss of each minibatch, exactly, to <out>/loss-rank<r>.jsonl; rank 0 ends with <out>/final.json.
