@@ -25,8 +25,8 @@ class Site:
         restarts: how often the job has been through the queue.
         nodes: the nodes that may be used, in Slurm's order; need: how many of them a launch takes.
         addresses: node -> (IP address, port of slurmd); empty when Slurm did not answer, then none can be asked.
-        hosts: node -> its address as Slurm's configuration has it, for the ranks to look up themselves: a node's own name
-            may mean 127.0.1.1 on the node itself.
+        hosts: node -> its address as Slurm's configuration has it, for the ranks to look up themselves: on a node its
+            own name may mean 127.0.1.1.
         host: this machine as the ranks reach it.
     """
 

@@ -24,7 +24,7 @@ from slurm_plugin.slurm_text import SlurmError
 LEAVE: Final = 1.0  # seconds for ranks that have saved to leave: os._exit takes milliseconds
 LEAVE_DEAD: Final = 0.3  # the same with a dead node: srun will not say when they have left
 END: Final = 5.0  # seconds for a step whose nodes all live to end after SIGKILL
-END_DEAD: Final = 0.5  # the same with a dead node: srun would wait for it, the tasks elsewhere are gone in milliseconds
+END_DEAD: Final = 0.2  # the same with a dead node: srun would wait for it, the tasks elsewhere are gone in milliseconds
 TICK: Final = 1.0  # seconds between looks at the file system and at deadlines
 DOUBLE: Final = 1.0  # seconds within which srun takes a second Ctrl-C for "end it"
 SPARE: Final = 30.0  # seconds beyond the ranks' own deadlines before they are given up

@@ -100,7 +100,7 @@ class Relauncher:
 
     def _launch(self, attempt: int, nodes: Sequence[str]) -> Ended:
         """Start the ranks and wait for their end; the journal has all of it."""
-        spares = [n for n in self._site.nodes if n not in nodes]
+        spares = [n for n in self._site.nodes if n in self._answering() and n not in nodes]
         restarts = self._site.restarts
         self._journal.append("launch", attempt, restarts=restarts, nodes=list(nodes), spares=spares)
         if len(nodes) < self._site.need:

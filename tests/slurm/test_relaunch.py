@@ -154,6 +154,7 @@ def test_a_dead_node_is_replaced_by_a_spare_before_slurm_notices(cluster: Cluste
     assert not cluster.nodes()[nodes[2]].startswith("down")
     assert nodes[2] not in replaced
     assert replaced[:2] == nodes[:2]
+    cluster.boot(nodes[2])  # or the end of the job would wait for SlurmdTimeout
     assert play.finish()["ExitCode"] == "0:0"
 
 

@@ -1,0 +1,60 @@
+"""A Slurm in memory; it passes the contract of test_slurm.py and remembers what was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from slurm_plugin.slurm_text import JobInfo, NodeInfo, SlurmError
+
+
+class FakeSlurm:
+    """Jobs and nodes by name; `done` holds every change in order.
+
+    `refuse` makes that many of the next questions fail, as during a restart of slurmctld.
+    """
+
+    def __init__(
+        self, jobs: Mapping[str, JobInfo], nodes: Iterable[NodeInfo], steps: Mapping[int, str] | None = None
+    ) -> None:
+        self.jobs = dict(jobs)
+        self.known = {node.name: node for node in nodes}
+        self.steps = dict(steps or {})
+        self.done: list[tuple[object, ...]] = []
+        self.refuse = 0
+
+    def job(self, job_id: str) -> JobInfo:
+        self._answer()
+        if job_id not in self.jobs:
+            raise SlurmError(f"job {job_id} is not known")
+        return self.jobs[job_id]
+
+    def requeue(self, job_id: str) -> None:
+        self.jobs[job_id] = replace(self.job(job_id), state="PENDING", restarts=self.jobs[job_id].restarts + 1)
+        self.done.append(("requeue", job_id))
+
+    def update(self, job_id: str, *, start_time: str = "", exclude: Iterable[str] | None = None) -> None:
+        job, names = self.job(job_id), None if exclude is None else tuple(exclude)
+        self.jobs[job_id] = job if names is None else replace(job, excluded=names)
+        self.done.append(("update", job_id, start_time, names))
+
+    def node(self, name: str) -> NodeInfo:
+        self._answer()
+        return self.known[name]
+
+    def nodes(self, names: Iterable[str]) -> dict[str, NodeInfo]:
+        self._answer()
+        return {name: self.known[name] for name in names if name in self.known}
+
+    def step_of(self, job_id: str, pid: int) -> str:
+        self._answer()
+        return self.steps.get(pid, "")
+
+    def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
+        self._answer()
+        self.done.append(("cancel", job_id, step_id, signal))
+
+    def _answer(self) -> None:
+        if self.refuse > 0:
+            self.refuse -= 1
+            raise SlurmError("slurmctld does not answer")

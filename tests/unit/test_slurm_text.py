@@ -1,0 +1,87 @@
+"""Slurm's text, as Slurm 22.05 prints it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_plugin.slurm_text import SlurmError, expand, parse_job, parse_nodes, parse_port, parse_step_of
+
+COMPLETING = """JobId=4 JobName=x
+   JobState=COMPLETING Reason=None Dependency=(null)
+   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime={run} TimeLimit={limit} TimeMin=N/A
+   {extra}SubmitTime=2026-11-29T17:03:08 EligibleTime=2026-11-29T17:03:08
+   StartTime=2026-11-29T17:03:10 EndTime={end} Deadline=N/A
+   NodeList=n[1-2]
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "limit", "end", "extra", "state"),
+    [
+        ("00:00:02", "UNLIMITED", "2026-11-29T17:03:12", "", "CANCELLED"),
+        ("00:00:02", "00:05:00", "2026-11-29T17:03:12", "", "CANCELLED"),
+        ("00:00:00", "UNLIMITED", "Unknown", "", "PENDING"),
+        ("00:00:00", "00:05:00", "2026-11-29T17:08:10", "", "PENDING"),
+        ("00:05:01", "00:05:00", "2026-11-29T17:08:11", "", "TIMEOUT"),
+        ("1-00:00:07", "1-00:00:00", "2026-11-30T17:03:17", "", "TIMEOUT"),
+        ("00:00:02", "00:05:00", "2026-11-29T17:03:12", "PreemptTime=2026-11-29T17:03:11 ", "PREEMPTED"),
+    ],
+)
+def test_completing_hides_a_state_that_is_found_again(run: str, limit: str, end: str, extra: str, state: str) -> None:
+    """Cancelled, requeued, timed out and preempted jobs are told apart while they complete."""
+    job = parse_job(COMPLETING.format(restarts=0, run=run, limit=limit, end=end, extra=extra))
+    assert (job.state, job.completing) == (state, True)
+
+
+def test_newer_versions_name_both_states() -> None:
+    """CANCELLED,COMPLETING is read as it stands."""
+    job = parse_job("JobId=4 JobName=x\n   JobState=CANCELLED,COMPLETING Reason=None\n")
+    assert (job.state, job.completing) == ("CANCELLED", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ("n1",)),
+        ("n[1-3,7]", ("n1", "n2", "n3", "n7")),
+        ("n[08-11],gpu1", ("n08", "n09", "n10", "n11", "gpu1")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("a-b.c[1]-x", ("a-b.c1-x",)),
+        ("(null)", ()),
+        ("", ()),
+    ],
+)
+def test_node_lists_are_expanded(text: str, names: tuple[str, ...]) -> None:
+    """Slurm's short forms become names, with their leading zeros."""
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n 1", "/etc/nodes", "n[1]]", "-w", "n[1,]"])
+def test_what_is_no_node_list_is_an_error(text: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(SlurmError):
+        expand(text)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text of Slurm's, or of a user's in it, raises anything but SlurmError."""
+    for read in (parse_job, expand):
+        with contextlib.suppress(SlurmError):
+            read(text)
+    parse_nodes("NodeName=x " + text)
+    parse_port(text)
+    parse_step_of("StepId=1.0\n" + text, 1)
+
+
+def test_free_text_is_not_searched_for_keys() -> None:
+    """A job's command, comment or reason cannot set one of its fields."""
+    job = parse_job(
+        "JobId=4 JobName=a NodeList=evil\n   Comment=x Restarts=9 NodeList=n7\n   NodeList=n1\n   Restarts=1\n"
+    )
+    assert (job.nodes, job.restarts) == (("n1",), 1)
