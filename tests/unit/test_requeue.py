@@ -1,0 +1,65 @@
+"""Back into the queue with the owner's rights, against a Slurm in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_plugin.requeue import requeue_job
+from slurm_plugin.slurm_text import JobInfo
+from tests.unit.fake_slurm import FakeSlurm
+
+
+def slurm(**fields: object) -> FakeSlurm:
+    """A Slurm with job 7."""
+    job = JobInfo("7", str(fields.pop("state", "RUNNING")), excluded=("n9",), **fields)  # type: ignore[arg-type]
+    return FakeSlurm({"7": job}, [])
+
+
+def ask(fake: FakeSlurm, **options: object) -> tuple[bool, list[str]]:
+    """Requeue job 7 without n2; the answer and what was said."""
+    said: list[str] = []
+    done = requeue_job(fake, "7", ["n2"], said.append, sleep=lambda _: None, **options)  # type: ignore[arg-type]
+    return done, said
+
+
+def test_the_job_goes_back_soon_and_keeps_away_from_bad_nodes() -> None:
+    """Requeued once; start in a moment; nodes excluded before stay excluded."""
+    fake = slurm()
+    done, said = ask(fake)
+    assert done
+    assert fake.done == [("requeue", "7"), ("update", "7", "now+3", ("n9", "n2"))]
+    assert said == ["job 7 goes back to the queue without n9,n2"]
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "DEADLINE"])
+def test_a_cancelled_job_is_left_alone(state: str) -> None:
+    """Nobody brings it back."""
+    fake = slurm(state=state)
+    assert not ask(fake)[0]
+    assert fake.done == []
+
+
+def test_a_job_is_not_requeued_twice() -> None:
+    """Somebody was faster: only the nodes are excluded. It runs again already: nothing is touched."""
+    fake = slurm(state="PENDING", restarts=1)
+    assert ask(fake)[0]
+    assert fake.done == [("update", "7", "now+3", ("n9", "n2"))]
+    fake = slurm(state="RUNNING", restarts=1)
+    assert ask(fake, restarts=0)[0]
+    assert fake.done == []
+
+
+def test_a_restart_of_slurmctld_is_sat_out() -> None:
+    """Questions that fail are asked again, and the trouble is told once."""
+    fake = slurm()
+    fake.refuse = 3
+    done, said = ask(fake)
+    assert done
+    assert said.count("Slurm: slurmctld does not answer") == 1
+
+
+def test_without_slurm_it_gives_up_at_its_deadline() -> None:
+    """False, not for ever."""
+    fake = slurm()
+    fake.refuse = 10**6
+    assert not ask(fake, patience=0.0)[0]
