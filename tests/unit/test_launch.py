@@ -1,0 +1,131 @@
+"""One launch, with small processes in place of srun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slurm_plugin import notice
+from slurm_plugin.launch import Ended, Launch, Signals
+from slurm_plugin.notice import Listener
+from slurm_plugin.slurm_text import JobInfo
+from tests.unit.fake_slurm import FakeSlurm
+
+FAULT = {"event": "fault", "fault": {"kind": "death", "ranks": [1], "unreachable": [1]}, "step": "5"}
+COMMITTED = {"event": "committed", "directory": "/x", "minibatch": 3}
+FOREVER = "import time; time.sleep(60)"
+
+
+def launch(
+    program: str,
+    notices: list[dict[str, Any]] | None = None,
+    *,
+    committed: Callable[[], bool] = lambda: False,
+    reachable: bool = True,
+    patience: float = 60.0,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> tuple[Ended, list[dict[str, Any]], FakeSlurm]:
+    """Run a program as if it were srun; say the notices, then do `meanwhile`."""
+    slurm, events = FakeSlurm({"7": JobInfo("7", "RUNNING")}, []), list[dict[str, Any]]()
+    listener = Listener("127.0.0.1")
+    with Signals() as signals:
+        run = Launch(
+            [sys.executable, "-c", program],
+            os.environ,
+            slurm=slurm,
+            job_id="7",
+            signals=signals,
+            listener=listener,
+            record=events.append,
+            committed=committed,
+            reachable=lambda: reachable,
+            patience=patience,
+            say=lambda text: None,
+        )
+
+        def speak() -> None:
+            for event in notices or []:
+                notice.send(listener.launcher("127.0.0.1"), event, 10.0)
+            meanwhile()
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        ended = run.run()
+        thread.join(20)
+    listener.close()
+    return ended, events, slurm
+
+
+def test_an_exit_code_passes_and_a_signal_becomes_128_more() -> None:
+    """The end of srun is the end of the launch."""
+    assert launch("raise SystemExit(3)")[0] == Ended(3)
+    assert launch("import os; os.kill(os.getpid(), 9)")[0] == Ended(137)
+
+
+def test_notices_are_recorded_in_order() -> None:
+    """Everything that arrives before the end is kept."""
+    _, events, _ = launch("import time; time.sleep(0.5)", [{"event": "started", "minibatch": 0}, {"event": "finished"}])
+    assert [e["event"] for e in events] == ["started", "finished"]
+
+
+def test_ranks_that_do_not_leave_after_a_commit_are_ended() -> None:
+    """A dead node keeps srun waiting; the step gets SIGKILL through Slurm, srun itself, and no code is made up."""
+    ended, _, slurm = launch(FOREVER, [FAULT, COMMITTED], reachable=False)
+    assert ended == Ended(None)
+    assert slurm.done == [("cancel", "7", "5", "KILL")]
+
+
+def test_a_commit_counts_although_its_notice_was_lost() -> None:
+    """The claim on the file system ends the waiting as the notice would."""
+    ended, _, _ = launch(FOREVER, [FAULT], committed=lambda: True, reachable=False)
+    assert ended == Ended(None)
+
+
+def test_ranks_that_never_say_how_it_went_are_given_up() -> None:
+    """After their own deadlines and a margin; the reason is told."""
+    ended, _, _ = launch(FOREVER, [FAULT], patience=-29.5, reachable=False)
+    assert ended.code is None
+    assert "no word" in ended.silent
+
+
+def test_a_signal_for_the_ranks_is_passed_to_srun() -> None:
+    """USR1 reaches srun, which forwards it."""
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(42))\n"
+        "from slurm_plugin import notice\n"
+        "time.sleep(30)"
+    )
+
+    def tell() -> None:
+        time.sleep(1.0)  # until the program has its handler
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    assert launch(program, meanwhile=tell)[0] == Ended(42)
+
+
+def test_term_reaches_the_ranks_and_does_not_make_srun_kill_them() -> None:
+    """srun would answer TERM by SIGKILL for the ranks; they get a TERM of their own through Slurm."""
+
+    def tell() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    program = "import time; time.sleep(1)"
+    ended, _, slurm = launch(program, [{"event": "started", "minibatch": 0, "step": "5"}], meanwhile=tell)
+    assert ended == Ended(0)
+    assert slurm.done == [("cancel", "7", "5", "TERM")]
+
+
+def test_handlers_are_put_back() -> None:
+    """Outside jit-srun's life the process has its old handlers."""
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals():
+        assert signal.getsignal(signal.SIGTERM) is not before
+        assert subprocess.run(["true"], check=False).returncode == 0
+    assert signal.getsignal(signal.SIGTERM) is before
