@@ -40,7 +40,7 @@ ENTRIES = ("_boundary", "before_update", "after_update", "after_forward")
 
 
 class Watch:
-    """Adds up, for each minibatch, the time spent in the entry points of `Run`, and the CPU time of its thread there."""
+    """Adds up, for each minibatch, the time spent in the entry points of `Run`, and its CPU time there."""
 
     def __init__(self) -> None:
         self.spans: list[float] = []
