@@ -24,6 +24,7 @@ from testbed import Cluster, TestbedError
 
 SIZES: Final = "--batch 4 --workers 1 --report 5"  # about half a second a minibatch for 4 ranks on 2 cores
 BUILD: Final = play.REPO / "build" / "demo"
+RESULTS: Final = ("summary.json", "timeline.png", "loss.png")
 BEGAN: Final = time.monotonic()
 
 
@@ -57,6 +58,8 @@ def main() -> int:
 
 def demonstrate(minibatches: int, sizes: str) -> int:
     """Run the job without and with a failure and judge the two; return the exit status."""
+    for name in RESULTS:
+        (BUILD / name).unlink(missing_ok=True)  # or a demo that fails would leave those of an earlier one
     say("bringing up a Slurm cluster of 5 nodes")
     cluster = Cluster("demo", nodes=play.RANKS + play.SPARES, plugin=True)
     cluster.down()  # what a demo that was killed has left
@@ -101,7 +104,7 @@ def judge(calm: Record, rough: Record, failed: tuple[Failure, Places], minibatch
     draw.draw_timeline(BUILD / "timeline.png", marks, lanes(marks, places, rough.losses), stages(marks), floor_s)
     draw.draw_loss(BUILD / "loss.png", calm.losses, rough.losses, facts["failure"]["minibatch"], verdict.bitwise_equal)
     print("\n" + story(facts, minibatches) + "\n")
-    for name in ("summary.json", "timeline.png", "loss.png"):
+    for name in RESULTS:
         print(f"  {_short(BUILD / name)}")
     return 1 if verdict.problems else 0
 
