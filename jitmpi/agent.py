@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from dataclasses import replace
 
 from jitmpi import control, leave, messages, topology
-from jitmpi.carry import FLUSH, Carrier
+from jitmpi.carry import Carrier
 from jitmpi.config import Settings
 from jitmpi.detect import Progress
 from jitmpi.errors import WireError
@@ -147,7 +146,7 @@ class Agent:
         detail = f"rank {event.rank} on {node} {how}"
         fault = Fault("death", (event.rank,), away, self.gate.place.minibatch, detail, time.time())
         if self.gate.place.phase == "starting":
-            self._lost_at_start(fault)
+            self._carrier.lost_at_start(fault, self._round)
         self._round.on_gone(fault, time.monotonic())
 
     def _on_frame(self, rank: int, kind: Kind, payload: bytes) -> None:
@@ -177,7 +176,7 @@ class Agent:
         if self._finished:
             leave.end(0)
         if self.gate.place.phase == "starting":
-            self._lost_at_start(fault)
+            self._carrier.lost_at_start(fault, self._round)
         self._round.on_fault(rank, fault, now)
 
     def _step(self) -> None:
@@ -231,10 +230,3 @@ class Agent:
         note, error, phase = self._vault.note(rest), self.gate.error, rest.place.phase
         report = Report(self.settings.rank, rest.minibatch, rest.intact, 0, (), contexts, error, phase, note)
         self._round.settled(report, now, time.time())
-
-    def _lost_at_start(self, fault: Fault) -> None:
-        """Leave at once: before training began there is nothing to save, and MPI may never return."""
-        self._plane.broadcast(Kind.FAULT, messages.encode_fault(fault))
-        self._plane.flush(time.monotonic() + FLUSH)
-        self._carrier.announce(replace(fault, minibatch=-1), "starting")
-        leave.die(self.settings, f"{fault.detail} before training began; earlier checkpoints stay as they are")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import NoReturn
 
-from jitmpi import commit, leave, messages, save
+from jitmpi import commit, control, leave, messages, save
 from jitmpi import round as rounds
 from jitmpi.config import Settings
 from jitmpi.control import ControlPlane
@@ -21,6 +22,7 @@ from jitmpi.messages import Kind
 from jitmpi.settle import Gate
 from jitmpi.vault import Vault
 
+COORDINATOR_WAIT = 10.0  # seconds for the coordinator to see to the job before the others leave
 FLUSH = 2.0  # seconds for last frames to leave before the process does
 
 
@@ -62,18 +64,36 @@ class Carrier:
                 threading.Thread(target=self._write, args=(action, state), daemon=True).start()
             case rounds.Commit():
                 threading.Thread(target=self._commit, args=(action, state), daemon=True).start()
+            case rounds.Conclude():
+                leave.conclude(self.settings, action, fault=_cause(state), members=self.members)
             case rounds.Leave():
                 self._leave(action, state)
+
+    def lost_at_start(self, fault: Fault, state: rounds.Round) -> NoReturn:
+        """Leave: before training began there is nothing to save, and MPI may never return. The coordinator goes first."""
+        self._plane.broadcast(Kind.FAULT, messages.encode_fault(fault))
+        self._plane.flush(time.monotonic() + FLUSH)
+        state.lost.update(fault.ranks)
+        if state.coordinator == self.settings.rank:
+            known = self.announce(replace(fault, minibatch=-1), "starting")
+            if self.settings.launcher and not known:
+                leave.take_over(self.settings, [self.members[r].node for r in fault.unreachable])
+        else:
+            deadline = time.monotonic() + COORDINATOR_WAIT
+            gone: list[control.Event] = []
+            while not gone and (left := deadline - time.monotonic()) > 0:
+                gone = [event for event in self._plane.poll(left) if isinstance(event, control.Gone)]
+        leave.die(self.settings, f"{fault.detail} before training began; earlier checkpoints stay as they are")
 
     def bring_back(self) -> None:
         """Hand the results of the threads to the round; on the agent thread."""
         while self._brought:
             self._brought.pop(0)()
 
-    def announce(self, fault: Fault, phase: str) -> None:
-        """Tell jit-srun what happened."""
+    def announce(self, fault: Fault, phase: str) -> bool:
+        """Tell jit-srun what happened; False when it does not answer."""
         nodes = [member.node for member in self.members]
-        leave.notify(self.settings, {"event": "fault", "fault": asdict(fault), "nodes": nodes, "phase": phase})
+        return leave.notify(self.settings, {"event": "fault", "fault": asdict(fault), "nodes": nodes, "phase": phase})
 
     def _write(self, action: rounds.Write, state: rounds.Round) -> None:
         plan = action.plan
@@ -123,6 +143,10 @@ class Carrier:
 
     def _leave(self, action: rounds.Leave, state: rounds.Round) -> None:
         self._plane.flush(time.monotonic() + FLUSH)
-        fault = merge(state.faults, state.reports.values(), state.lost, state.unreachable)
+        fault = _cause(state)
         own = self._gate.error if fault.kind == "exception" or not action.saved else ""
-        leave.leave(self.settings, action, fault=fault, own_error=own, members=self.members)
+        leave.leave(self.settings, action, fault=fault, own_error=own)
+
+
+def _cause(state: rounds.Round) -> Fault:
+    return merge(state.faults, state.reports.values(), state.lost, state.unreachable)

@@ -34,6 +34,7 @@ class Settings:
     launcher: str
     step_id: str = "0"
     mpi_type: str = "none"
+    restarts: int = 0
 
     @property
     def job_directory(self) -> str:
@@ -54,7 +55,8 @@ def read(environ: Mapping[str, str] | None = None) -> Settings | None:
     try:
         options = contract.parse_options(text)
         rank, size = int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
-        attempt = int(env.get(contract.ENV_ATTEMPT) or env.get("SLURM_RESTART_COUNT") or 0)
+        restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
+        attempt = int(env.get(contract.ENV_ATTEMPT) or restarts)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"jit-ckpt: the job's environment cannot be used: {error}") from error
     job_id = env.get("SLURM_JOB_ID", "")
@@ -64,7 +66,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings | None:
         raise ConfigError("jit-ckpt: SLURM_JOB_ID is not set; start the ranks with srun or jit-srun")
     node = env.get("SLURMD_NODENAME") or socket.gethostname()
     launcher, step_id = env.get(contract.ENV_LAUNCHER, ""), env.get("SLURM_STEP_ID") or "0"
-    return Settings(options, job_id, rank, size, node, attempt, launcher, step_id, _mpi_type(env))
+    return Settings(options, job_id, rank, size, node, attempt, launcher, step_id, _mpi_type(env), restarts)
 
 
 def _mpi_type(env: Mapping[str, str]) -> str:

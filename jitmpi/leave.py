@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from jitmpi.config import Settings
 from jitmpi.events import Fault, Member
-from jitmpi.round import Leave
+from jitmpi.round import Conclude, Leave
 from slurm_plugin import notice, requeue, slurm
-from slurm_plugin.contract import EXIT_COMMITTED, EXIT_LOST
+from slurm_plugin.contract import EXIT_LOST
 
 NOTICE_DEADLINE = 2.0  # seconds for jit-srun to answer; a live one answers in milliseconds
 
@@ -34,26 +35,48 @@ def notify(settings: Settings, event: Mapping[str, object]) -> bool:
     return notice.send(settings.launcher, dict(event), NOTICE_DEADLINE)
 
 
-def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str, members: Sequence[Member]) -> None:
-    """Say why, let the coordinator report the outcome, and end."""
+def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Sequence[Member]) -> None:
+    """Coordinator: tell jit-srun the outcome; when it is dead, see to the job in its place."""
+    if action.saved:
+        say(settings, f"{fault.detail}; the state is saved: {action.reason}")
+        event: dict[str, object] = {"event": "committed", "directory": action.reason, "minibatch": fault.minibatch}
+    else:
+        say(settings, f"{fault.detail}; nothing could be saved: {action.reason}")
+        event = {"event": "lost", "reason": action.reason, "error": fault.detail}
+    if settings.launcher and not notify(settings, event) and action.alone:
+        take_over(settings, sorted({members[r].node for r in fault.unreachable}))
+
+
+def take_over(settings: Settings, away: Sequence[str]) -> None:
+    """Put the job back into the queue because jit-srun is dead with its node, and nobody else would."""
+    say(settings, "jit-srun does not answer; asking Slurm to requeue the job in its place")
+    if settings.restarts >= settings.options.requeues:
+        say(settings, f"the limit of {settings.options.requeues} requeues is reached; the job stays as it is")
+        return
+    try:
+        door = slurm.open_slurm()
+        requeue.requeue_job(door, settings.job_id, away, lambda line: say(settings, line), restarts=settings.restarts)
+    except Exception as error:  # nothing may keep this process from ending
+        say(settings, f"the job was not requeued: {error}")
+
+
+def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str) -> None:
+    """Say why, once per rank, and end."""
     if own_error:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(own_error)
-    if action.coordinator:
-        _report(settings, action, fault, members)
-    elif not own_error:
-        saved = "the state is saved" if action.code == EXIT_COMMITTED else f"nothing could be saved: {action.reason}"
-        say(settings, f"leaves because {fault.detail}; {saved}")
+    saved = "the state is saved" if action.saved else f"nothing could be saved: {action.reason}"
+    say(settings, f"leaves because {fault.detail}; {saved}")
     end(action.code)
 
 
-def die(settings: Settings, text: str) -> None:
+def die(settings: Settings, text: str) -> NoReturn:
     """End at once with the reason."""
     say(settings, text)
     end(EXIT_LOST)
 
 
-def end(code: int) -> None:
+def end(code: int) -> NoReturn:
     """End this process and its children; never returns."""
     with contextlib.suppress(Exception):
         for child in multiprocessing.active_children():  # they would hold the step open for seconds
@@ -62,17 +85,3 @@ def end(code: int) -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
-
-
-def _report(settings: Settings, action: Leave, fault: Fault, members: Sequence[Member]) -> None:
-    if action.code == EXIT_COMMITTED:
-        say(settings, f"{fault.detail}; the state is saved in {action.reason}")
-        event: dict[str, object] = {"event": "committed", "directory": action.reason, "minibatch": fault.minibatch}
-    else:
-        say(settings, f"{fault.detail}; nothing could be saved: {action.reason}")
-        event = {"event": "lost", "reason": action.reason, "error": fault.detail}
-    if settings.launcher and not notify(settings, event) and action.code == EXIT_COMMITTED:
-        say(settings, "jit-srun does not answer; asking Slurm to requeue the job in its place")
-        away = sorted({members[r].node for r in fault.unreachable})
-        with contextlib.suppress(Exception):
-            requeue.requeue_job(slurm.open_slurm(), settings.job_id, away, lambda line: say(settings, line))

@@ -35,10 +35,10 @@ class Rehearsal:
         note: why there is nothing, in one line; "" otherwise.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, minibatch: int) -> None:
         self._wrappers = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
-        self.note = _reason(self._wrappers)
+        self._passes = min(minibatch, max((_warm_after(wrapper) for wrapper in self._wrappers), default=0))
+        self.note = "minibatch 0 has the first buckets" if minibatch == 0 else _reason(self._wrappers)
         self.done = bool(self.note)
         self._handle: Any = None
         if not self.done:
@@ -55,23 +55,31 @@ class Rehearsal:
             return  # an evaluation first: the reducer has no part in it
         self.cancel()
         self.done = True
-        with _no_trace(model, self._wrappers):
-            detached = [_map(value, _detach) for value in (args, kwargs)]
-            outputs = [t for t in _tensors(model(*detached[0], **detached[1])) if t.requires_grad]
-            if outputs:
-                with _no_autocast():
-                    torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+        for _ in range(self._passes):
+            with _no_trace(model, self._wrappers):
+                detached = [_map(value, _detach) for value in (args, kwargs)]
+                outputs = [t for t in _tensors(model(*detached[0], **detached[1])) if t.requires_grad]
+                if outputs:
+                    with _no_autocast():
+                        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
 
 
-def rehearse_once(model: nn.Module) -> Rehearsal:
+def rehearse_once(model: nn.Module, minibatch: int = 2) -> Rehearsal:
     """Let the next training forward of a model that was just restored be rehearsed; nothing to do without DDP.
-
-    Not for minibatch 0: there the undisturbed run has the first buckets as well.
 
     Args:
         model: what the script calls: DDP itself, compiled or not, or a module that contains it.
+        minibatch: the one that is replayed. Nothing is done for 0, where the undisturbed run has the first buckets too.
     """
-    return Rehearsal(model)
+    return Rehearsal(model, minibatch)
+
+
+def _warm_after(wrapper: DistributedDataParallel) -> int:
+    """Return after how many minibatches the reducer no longer changes.
+
+    Seen with torch 2.13: the first backward gives the new buckets, with a static graph the second one does.
+    """
+    return 2 if wrapper.static_graph else 1
 
 
 def _reason(wrappers: list[DistributedDataParallel]) -> str:

@@ -62,12 +62,23 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class Conclude:
+    """See to the job's future (jit-srun, or a requeue in its place) before anybody leaves.
+
+    Some MPI builds let Slurm kill the whole step soon after the first rank has gone; what is left to do must be done.
+    """
+
+    saved: bool
+    reason: str  # the checkpoint's folder when saved
+    alone: bool  # this side may act for the job if jit-srun is dead
+
+
+@dataclass(frozen=True)
 class Leave:
     """End this process."""
 
     code: int
     reason: str
-    coordinator: bool
 
     @property
     def saved(self) -> bool:
@@ -75,7 +86,7 @@ class Leave:
         return self.code == EXIT_COMMITTED
 
 
-Action = Tell | Settle | Announce | Write | Commit | Leave
+Action = Tell | Settle | Announce | Write | Commit | Conclude | Leave
 
 
 @dataclass
@@ -211,12 +222,14 @@ class Round:
 
     def committed(self, directory: str) -> None:
         """Coordinator: the checkpoint is durable."""
+        self._do(Conclude(True, directory, alone=True))
         self._do(Tell(None, "committed", {"directory": directory}))
         self._leave(EXIT_COMMITTED, directory)
 
     def commit_failed(self, reason: str, claimed: bool) -> None:
         """Coordinator: the commit did not happen; `claimed` when another side of a cut network was first."""
         if claimed:
+            self._do(Conclude(True, reason, alone=self._majority()))
             self._do(Tell(None, "committed", {"directory": ""}))
             self._leave(EXIT_COMMITTED, reason)
         else:
@@ -349,13 +362,14 @@ class Round:
         return 2 * len(alive) > self.world or (2 * len(alive) == self.world and 0 in alive)
 
     def _abort(self, reason: str) -> None:
+        self._do(Conclude(False, reason, alone=True))
         self._do(Tell(None, "abort", {"reason": reason}))
         self._leave(EXIT_LOST, reason)
 
     def _leave(self, code: int, reason: str) -> None:
         if not self.left:
             self.left = True
-            self._do(Leave(code, reason, coordinator=self.rank == self.coordinator))
+            self._do(Leave(code, reason))
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)

@@ -1,8 +1,8 @@
 """Bring the training thread to rest after a fault and say what its tensors are: Fault -> Report.
 
 Rule 1: the training thread is stopped only where its tensors are some S(m): at a boundary or before an update.
-Rule 2: the agent closes the gate, then looks at the place; the training thread writes its place, then looks at the gate.
-        So one of the two always sees the other.
+Rule 2: the agent closes the gate, then looks at the place; the training thread writes its place, then looks at the
+        gate. So one of the two always sees the other.
 """
 
 from __future__ import annotations

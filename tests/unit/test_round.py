@@ -58,6 +58,8 @@ class World:
                     self.collect(rank)
                 case rounds.Write() | rounds.Commit():
                     self.later.append((rank, action))
+                case rounds.Conclude():
+                    assert rank not in self.codes, "the job is seen to before anybody leaves"
                 case rounds.Announce():
                     self.announced.append(action)
                 case rounds.Leave(code):
