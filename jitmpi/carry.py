@@ -70,7 +70,7 @@ class Carrier:
                 self._leave(action, state)
 
     def lost_at_start(self, fault: Fault, state: rounds.Round) -> NoReturn:
-        """Leave: before training began there is nothing to save, and MPI may never return. The coordinator goes first."""
+        """Leave: before training begins there is nothing to save, and MPI may never return. The coordinator first."""
         self._plane.broadcast(Kind.FAULT, messages.encode_fault(fault))
         self._plane.flush(time.monotonic() + FLUSH)
         state.lost.update(fault.ranks)
