@@ -130,6 +130,8 @@ def _nothing_saved(case: Case) -> Recovery | None:
     out = case.outcome
     if case.checkpoint is not None or (not out.trained and out.fault != "signal"):
         return None
+    if out.fault != "signal" and not out.updated and out.reached <= max(0, out.began):
+        return None  # no update was done: starting again loses nothing
     why = out.lost or "no rank left a checkpoint"
     if out.fault == "signal":
         return Recovery("stop", f"nothing could be saved before the planned end ({why}) and there is no checkpoint")

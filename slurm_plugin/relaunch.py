@@ -80,6 +80,7 @@ class Relauncher:
         self._slurm, self._site, self._options = slurm, site, options
         self._journal, self._signals = journal, signals
         self._asked: tuple[float, frozenset[str]] = (-FRESH, frozenset())
+        self._gone: set[str] = set()  # nodes that the ranks saw die; asking them again would cost a second
 
     def run(self) -> int:
         """Return the exit code of the job."""
@@ -184,13 +185,14 @@ class Relauncher:
         """Return the nodes that answer; asked once for what happens within a moment."""
         asked, nodes = self._asked
         if time.monotonic() - asked >= FRESH:
-            addresses = self._site.addresses
-            nodes = notice.answering(addresses) if addresses else frozenset(self._site.nodes)
+            addresses = {n: a for n, a in self._site.addresses.items() if n not in self._gone}
+            nodes = notice.answering(addresses) if self._site.addresses else frozenset(self._site.nodes)
             self._asked = (time.monotonic(), nodes)
         return nodes
 
     def _record(self, attempt: int, event: dict[str, Any]) -> None:
         self._journal.append("notice", attempt, notice=event)
+        self._gone.update(outcomes.hear(Outcome(attempt), event).unreachable)
         text = _told(event)
         if text:
             say(text)

@@ -144,6 +144,14 @@ def test_nothing_is_lost_by_a_failure_before_training() -> None:
     assert decide(case(replace(died, attempt=2), died, replace(died, attempt=1))).action == "stop"
 
 
+def test_nothing_is_lost_by_a_failure_in_the_first_minibatch() -> None:
+    """Before the first update the state is the one that the script begins with: it begins again, three times at most."""
+    first = replace(SAVED, committed=None, updated=False, reached=0, code=84, lost="nothing new")
+    assert decide(case(first)).action == "relaunch"
+    assert decide(case(first, first, first)).action == "stop"
+    assert decide(case(replace(first, updated=True, reached=1))).action == "stop"
+
+
 def test_a_bug_on_every_rank_stops_at_once() -> None:
     """An exception on all ranks is the script's."""
     assert decide(case(replace(SAVED, fault="exception", everyone=True))).action == "stop"
