@@ -10,9 +10,10 @@ with `StreamClock`.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -105,7 +106,18 @@ def host_bytes(tensor: torch.Tensor) -> bytes:
         SaveError: the device does not answer.
     """
     check(tensor)
-    return bytes(HostReader(chunk=max(1, tensor.nbytes)).read(tensor, 0, rows(tensor)))
+    with _small_lock:
+        return bytes(_small.read(tensor, 0, rows(tensor)))
+
+
+def prepare(tensors: Iterable[torch.Tensor], reader: HostReader | None = None) -> None:
+    """Make the pinned buffers for the devices of some tensors, for `host_bytes` or for a reader.
+
+    Call it before training: making pinned memory waits for the device, and after a fault the device may be stuck.
+    """
+    for place in {tensor.device for tensor in tensors}:
+        if place.type == "cuda":
+            (reader or _small).prepare(place)
 
 
 def rows(tensor: torch.Tensor) -> int:
@@ -120,6 +132,10 @@ class HostReader:
         """Make a reader; `copy` sends CPU tensors through the buffers as well, `patience` is seconds a chunk."""
         self._chunk, self._copy, self._patience = chunk, copy, patience
         self._lanes: dict[torch.device, _Lane] = {}
+
+    def prepare(self, place: torch.device) -> None:
+        """Make the buffers for a device now rather than at the first read."""
+        self._lane(place)
 
     def read(self, tensor: torch.Tensor, start: int, stop: int) -> memoryview:
         """Return rows [start, stop) as contiguous raw bytes.
@@ -267,6 +283,10 @@ class _CudaLane:
                 raise SaveError(f"{self._device} does not answer: a copy of {size} bytes to the host did not end")
             time.sleep(0.0001)
         return view(self._buffers[turn][:size])
+
+
+_small = HostReader(1 << 16)  # for single values, which are read rarely and from any thread
+_small_lock = threading.Lock()
 
 
 def view(flat: torch.Tensor) -> memoryview:

@@ -57,7 +57,7 @@ class TrainingState:
         self._had_gradients = False
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
         self._probe = 0
-        self.tensors()
+        device.prepare(tensor for _, tensor in self.tensors())
         self.scalars()
 
     @property
