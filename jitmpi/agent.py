@@ -23,6 +23,7 @@ from jitmpi.vault import Vault
 from jitmpi.wards import Wards
 
 WATCHED = ("between", "updating")  # phases inside a minibatch, where silence can be a hang
+DEVICE_LOOK = 0.005  # seconds between looks at a device that still works on the last update
 IDLE_POLL = 3600.0  # seconds; with nothing to wait for the thread sleeps until a peer or the training thread wakes it
 
 
@@ -117,6 +118,8 @@ class Agent:
                 times.append(time.monotonic() + self.progress.floor)  # the training thread does not wake this one
         elif not self._reported:
             times.append(self.gate.wait_until(self._closed_at, self.settings.options.settle))
+            if not self._vault.still():
+                times.append(time.monotonic() + DEVICE_LOOK)
         ahead = [at for at in times if at is not None]
         return max(0.0, min(ahead) - time.monotonic()) if ahead else IDLE_POLL
 
@@ -222,11 +225,14 @@ class Agent:
 
     def _settle(self, now: float) -> None:
         rest = self.gate.rest(now, self._closed_at or now, self.settings.options.settle)
-        if rest is None:
+        if rest is None or not (self._vault.still() or self._patience_is_over(now)):
             return
         self._reported = True
-        own = tuple(c for c in (rest.place.context, rest.place.forecast) if c is not None)
-        contexts = own + self._wards.contexts(rest.minibatch)
+        contexts = self._vault.contexts(rest) + self._wards.contexts(rest.minibatch)
         note, error, phase = self._vault.note(rest), self.gate.error, rest.place.phase
-        report = Report(self.settings.rank, rest.minibatch, rest.intact, 0, (), contexts, error, phase, note)
+        intact = rest.intact and self._vault.still()
+        report = Report(self.settings.rank, rest.minibatch, intact, 0, (), contexts, error, phase, note)
         self._round.settled(report, now, time.time())
+
+    def _patience_is_over(self, now: float) -> bool:
+        return now >= (self._closed_at or now) + self.settings.options.settle

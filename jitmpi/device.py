@@ -1,4 +1,4 @@
-"""Turn tensors, wherever they live, into raw host bytes and back; and say how NCCL must be set up for that.
+"""Turn tensors, wherever they live, into raw host bytes and back.
 
 Rule 1: on the fault path the stream that the training used may never end (a collective waits for a dead peer in it),
 so nothing here uses or waits for the default or current stream: CUDA tensors leave through pinned buffers on a stream
@@ -20,26 +20,9 @@ import torch
 
 from jitmpi.errors import AttachError, SaveError
 
+CPU = torch.device("cpu")
 CHUNK = 32 << 20  # bytes of each of the two pinned buffers: large enough for full PCIe speed, small beside any model
 READ_S = 60.0  # seconds that one chunk may take: a working device needs milliseconds, a lost one never answers
-
-# name -> (value, why). The process has to outlive the death of a peer, and must not go on with half-reduced gradients.
-NCCL: dict[str, tuple[str, str]] = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": (
-        "0",
-        "3 (default) ends the process; 2 aborts the hung collective, after which the update already queued behind "
-        "it would run on garbage; with 0 the stream stays where it is, and the parameters with it",
-    ),
-    "TORCH_NCCL_ENABLE_MONITORING": ("0", "the heartbeat monitor ends the process when the watchdog is stuck"),
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": ("0", "the watchdog would end the process with a CUDA error in its thread"),
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("86400", "for versions that start the monitor regardless"),
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", "a timeout must not start a dump over all ranks while the survivors save"),
-}
-
-
-def nccl_environment() -> dict[str, str]:
-    """Return the defaults to put into the environment before the process group is made; the user's own values win."""
-    return {name: value for name, (value, _) in NCCL.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -205,36 +188,35 @@ class HostReader:
 
 
 class StreamClock:
-    """Says where the device is, not where Python is: kernels run long after the calls that queued them.
+    """Keeps Python and the device together at the update: kernels run long after the calls that queued them.
 
-    Two events bracket the update. With a collective that hangs before it, Python may have queued the update and gone on
-    while the tensors are still those of before.
+    Without the fence Python could queue an update behind a collective that hangs for ever, and go on while the tensors
+    are still those of before.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
-        self._opened: Any = None
         self._closed: Any = None
 
-    def opened(self) -> None:
-        """Note the stream's position just before the update (no wait; nothing on CPU)."""
+    def fence(self) -> None:
+        """Training thread: wait until the device has done all that the update depends on (nothing on CPU).
+
+        With a hung collective this never returns, and the tensors stay as they are. It costs the launch of the update's
+        first kernels, which no longer overlaps the end of the backward pass.
+        """
         if self._cuda:
-            self._opened, self._closed = self._record(), None
+            self._record().synchronize()
+            self._closed = None
 
     def closed(self) -> None:
-        """Note the stream's position just after the update."""
+        """Training thread: the update is queued."""
         if self._cuda:
             self._closed = self._record()
 
-    def where(self) -> str:
-        """Return "before", "inside" or "after" the last noted update.
-
-        Always "after" on CPU, where the work is done when the call returns.
-        """
-        if not self._cuda or self._opened is None or (self._closed is not None and self._closed.query()):
-            return "after"
-        return "inside" if self._opened.query() else "before"
+    def done(self) -> bool:
+        """Whether the device has done the last update; on a CPU it is done when the call returns."""
+        return self._closed is None or bool(self._closed.query())
 
     def _record(self) -> Any:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

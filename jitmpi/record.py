@@ -16,14 +16,15 @@ from jitmpi.settle import Place
 if TYPE_CHECKING:
     from jitmpi.agent import Agent
     from jitmpi.buffers import BufferShadow
+    from jitmpi.device import StreamClock
     from jitmpi.position import Position
 
 
 class Recorder:
     """Captures the contexts of one rank and publishes them to the gate and to the buddies."""
 
-    def __init__(self, agent: Agent, shadow: BufferShadow) -> None:
-        self._agent, self._gate, self._shadow = agent, agent.gate, shadow
+    def __init__(self, agent: Agent, shadow: BufferShadow, clock: StreamClock) -> None:
+        self._agent, self._gate, self._shadow, self._clock = agent, agent.gate, shadow, clock
         self._rank = agent.settings.rank
         self._start: dict[str, bytes] = {}  # what the current feed began with; part of every context of it
         self._minibatch = -1
@@ -36,10 +37,12 @@ class Recorder:
 
     def begin_update(self) -> None:
         """Note that the tensors are about to change; does not return once something has failed."""
+        self._clock.fence()
         self._gate.begin_update()
 
     def end_update(self) -> None:
         """Note that the tensors are those of the next minibatch."""
+        self._clock.closed()
         self._gate.end_update()
         if self._first:
             self._first = False
@@ -51,6 +54,7 @@ class Recorder:
         """Capture S(minibatch)'s context; returns only while nothing has failed."""
         self._minibatch = minibatch
         self._shadow.capture()
+        self._clock.closed()
         context = self._capture(minibatch, True, position, user, own, self._shadow.pieces())
         if idle:
             self._agent.progress.pause()

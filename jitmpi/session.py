@@ -19,7 +19,6 @@ from jitmpi import comm, commit, config, control, leave, preflight, process, rep
 from jitmpi.agent import Agent
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
-from jitmpi.device import HostReader
 from jitmpi.errors import ConfigError, JitError
 from jitmpi.events import Member
 from jitmpi.record import Recorder
@@ -67,7 +66,7 @@ def attach(
     if settings is not None:
         state.on_forward(run.after_forward)
     if run.resumed and run.minibatch > 0:
-        rehearsal = replay.rehearse_once(model)
+        rehearsal = replay.rehearse_once(model, run.minibatch)
         if rehearsal.note and settings is not None:
             leave.say(settings, rehearsal.note)
     return run
@@ -83,11 +82,12 @@ def _begin(settings: Settings, state: TrainingState) -> Run:
     plane, members = _connect(world, settings)
     watchdog.cancel()
     staging = commit.staging(settings.job_directory, settings.attempt)
-    agent = Agent(settings, members, plane, Vault(state, HostReader()), staging=staging, versions=_versions(world))
+    shadow = BufferShadow(state.model)
+    vault = Vault(state, shadow)
+    agent = Agent(settings, members, plane, vault, staging=staging, versions=_versions(world))
     agent.start(process.take_signals(plane.wakeup_fd))
     cursor, restored = resume.resume(world, state, settings)
-    shadow = BufferShadow(state.model)
-    run = Run(state, Recorder(agent, shadow), shadow, cursor)
+    run = Run(state, Recorder(agent, shadow, vault.clock), shadow, cursor)
     world.exchange(b"", time.monotonic() + resume.EXCHANGE)
     process.install(agent, world)
     begun = cursor.minibatch if cursor is not None else 0

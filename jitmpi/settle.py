@@ -80,7 +80,7 @@ class Gate:
         """Training thread: about to change the tensors; does not return once the gate is closed."""
         before = self.place
         self.place = Place("updating", before.minibatch, before.context, before.forecast)
-        if self.closed:
+        if self.closed and before.phase != "tail":  # between two updates of one minibatch there is no rest
             self.place = before
             self.park()
 

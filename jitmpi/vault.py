@@ -1,6 +1,7 @@
 """Give the writers what they need of a training state at rest: names, bytes, scalars.
 
-Rule: used after the gate is closed and the training thread rests, from the threads that save.
+Rule: used after the gate is closed and the training thread rests, from the threads that save. On a GPU the training's
+own stream may be stuck; nothing here uses it.
 """
 
 from __future__ import annotations
@@ -8,29 +9,46 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from jitmpi.events import TensorInfo
+from jitmpi import device
+from jitmpi.events import Context, TensorInfo
 from jitmpi.settle import Rest
 
 if TYPE_CHECKING:
     import torch
 
-    from jitmpi.device import HostReader
+    from jitmpi.buffers import BufferShadow
     from jitmpi.torch_state import TrainingState
 
 
 class Vault:
-    """One training state, listed once and read by rows."""
+    """One training state, listed once and read by rows.
 
-    def __init__(self, state: TrainingState, reader: HostReader) -> None:
-        self._state, self._reader = state, reader
+    Attributes:
+        clock: tells whether the device has done the last update; the training thread sets it.
+    """
+
+    def __init__(self, state: TrainingState, shadow: BufferShadow) -> None:
+        self._state, self._shadow = state, shadow
+        self._reader = device.HostReader()
+        tensors = [tensor for _, tensor in state.tensors()]
+        device.prepare(tensors, self._reader)
+        device.prepare(tensors)
+        self.clock = device.StreamClock(next((t.device for t in tensors if t.is_cuda), device.CPU))
         self._listed: list[tuple[TensorInfo, torch.Tensor]] | None = None
         self._lock = threading.Lock()
 
+    def still(self) -> bool:
+        """Whether the device has done all updates that Python has queued."""
+        return self.clock.done()
+
     def note(self, rest: Rest) -> str:
         """Finish a minibatch whose tail was cut off; return what could not be finished, "" for nothing."""
-        if not rest.cut:
-            return ""
-        return self._state.complete_tail()
+        return self._state.complete_tail() if rest.cut else ""
+
+    def contexts(self, rest: Rest) -> tuple[Context, ...]:
+        """Return this rank's own contexts, with the buffers that live on a GPU."""
+        here, ahead = rest.place.context, rest.place.forecast
+        return tuple(self._whole(c, live=c is ahead) for c in (here, ahead) if c is not None)
 
     def tensors(self) -> list[TensorInfo]:
         """List the state's tensors in canonical order."""
@@ -43,6 +61,10 @@ class Vault:
     def scalars(self) -> bytes:
         """Return what is not a tensor: hyper-parameters, scheduler, scaler."""
         return self._state.scalars()
+
+    def _whole(self, context: Context, *, live: bool) -> Context:
+        pieces = self._shadow.device_pieces(live=live)
+        return Context(context.rank, context.minibatch, context.exact, {**context.pieces, **pieces})
 
     def _list(self) -> list[tuple[TensorInfo, torch.Tensor]]:
         with self._lock:

@@ -21,6 +21,20 @@ ENV_OPTIONS_HOOK: Final = "SPANK_JIT_CKPT"  # in Prolog, Epilog, PrologSlurmctld
 ENV_ATTEMPT: Final = "JIT_CKPT_ATTEMPT"  # number of this launch in the job's life, from 0
 ENV_LAUNCHER: Final = "JIT_CKPT_LAUNCHER"  # "host:port:key", where notices to jit-srun go
 
+# Environment of ranks that use NCCL, unless the user has set it: name -> (value, why). The process has to outlive the
+# death of a peer, and must not go on with half-reduced gradients.
+NCCL: Final[dict[str, tuple[str, str]]] = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": (
+        "0",
+        "3 (default) ends the process; 2 aborts the hung collective, after which the update already queued behind "
+        "it would run on garbage; with 0 the stream stays where it is, and the parameters with it",
+    ),
+    "TORCH_NCCL_ENABLE_MONITORING": ("0", "the heartbeat monitor ends the process when the watchdog is stuck"),
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": ("0", "the watchdog would end the process with a CUDA error in its thread"),
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("86400", "for versions that start the monitor regardless"),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", "a timeout must not start a dump over all ranks while the survivors save"),
+}
+
 EXIT_COMMITTED: Final = 83  # the rank left after the state of the job was committed
 EXIT_LOST: Final = 84  # the rank left after a fault and nothing could be saved
 EXIT_REFUSED: Final = 85  # bad input at the start; running again would end the same way

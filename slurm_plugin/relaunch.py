@@ -203,7 +203,7 @@ class Relauncher:
             say("the job was not put back into the queue")
 
     def _environ(self, attempt: int, nodes: Sequence[str], listener: notice.Listener) -> dict[str, str]:
-        environ = dict(os.environ)
+        environ = {**{name: value for name, (value, _) in contract.NCCL.items()}, **os.environ}
         if self._site.request.nodes:
             for name in SIZES:
                 environ.pop(name, None)

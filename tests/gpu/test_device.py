@@ -50,15 +50,12 @@ def test_reading_does_not_wait_for_the_training_stream(reader: device.HostReader
 def test_the_clock_tells_where_the_device_is(busy: torch.Tensor) -> None:
     """Python is past the update; the device, stuck before it, is not."""
     clock = device.StreamClock(busy.device)
-    clock.opened()
     busy.add_(1)
     clock.closed()
-    assert clock.where() == "before"
-    torch.cuda.synchronize()
-    assert clock.where() == "after"
-    clock.opened()
-    torch.cuda.synchronize()
-    assert clock.where() == "inside"
+    assert not clock.done()
+    clock.fence()
+    assert torch.cuda.default_stream().query()
+    assert clock.done()
 
 
 def test_scalars_do_not_wait_for_the_training_stream() -> None:

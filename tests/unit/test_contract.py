@@ -84,3 +84,10 @@ def test_last_wins() -> None:
 def test_round_trip(options: contract.Options) -> None:
     """What format_options writes, parse_options reads back, value for value."""
     assert contract.parse_options(contract.format_options(options)) == options
+
+
+def test_nccl_may_neither_end_the_process_nor_go_on_after_an_abort() -> None:
+    """The defaults for ranks keep watchdog and monitor from ending them, and explain themselves."""
+    assert contract.NCCL["TORCH_NCCL_ASYNC_ERROR_HANDLING"][0] == "0"
+    assert contract.NCCL["TORCH_NCCL_ENABLE_MONITORING"][0] == "0"
+    assert all(why for _, why in contract.NCCL.values())

@@ -145,7 +145,7 @@ def test_nothing_is_lost_by_a_failure_before_training() -> None:
 
 
 def test_nothing_is_lost_by_a_failure_in_the_first_minibatch() -> None:
-    """Before the first update the state is the one that the script begins with: it begins again, three times at most."""
+    """Before the first update the state is the one that the script begins with: it begins again, twice at most."""
     first = replace(SAVED, committed=None, updated=False, reached=0, code=84, lost="nothing new")
     assert decide(case(first)).action == "relaunch"
     assert decide(case(first, first, first)).action == "stop"
