@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from testbed import Cluster
+from tests.slurm.training import Training, submit
 
 HERE = Path(__file__).parent
+PREEMPTION = (
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20",
+    "PartitionName=high Nodes=ALL PriorityTier=10",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def shared_cluster() -> Iterator[Cluster]:
     """A cluster for the whole session; take `cluster` instead, which cleans up after each test."""
     # The name holds the process id: several test runs on one machine do not meet.
-    with Cluster(f"test-{os.getpid()}", nodes=5, plugin=True) as up:
+    with Cluster(f"test-{os.getpid()}", nodes=5, plugin=True, conf=PREEMPTION) as up:
         yield up
 
 
@@ -33,3 +40,19 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     """The shared cluster, all of it idle; what the test leaves (jobs, dead nodes, drains) is put right after it."""
     yield shared_cluster
     shared_cluster.heal()
+
+
+@pytest.fixture(scope="session")
+def reference(shared_cluster: Cluster) -> Training:
+    """The trainee's run that never failed."""
+    run = submit(shared_cluster, shared_cluster.pfs / "reference")
+    assert run.end() == "COMPLETED", run.log
+    assert not run.manifests(), "nothing failed, so nothing may be saved"
+    assert run.replayed() == 0
+    return run
+
+
+@pytest.fixture
+def out(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
+    """A folder of the test's own on the shared file system."""
+    return cluster.pfs / request.node.name.replace("[", "-").replace("]", "").replace(":", "-")

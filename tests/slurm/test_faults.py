@@ -8,30 +8,9 @@ from pathlib import Path
 import pytest
 
 from testbed import Cluster
-from tests.slurm.training import Training, assert_equal, submit
+from tests.slurm.training import Training, assert_equal, decisions, submit
 
 LOADED = ("--workers=1",)
-
-
-@pytest.fixture(scope="module")
-def reference(shared_cluster: Cluster) -> Training:
-    """The run that never failed."""
-    run = submit(shared_cluster, shared_cluster.pfs / "reference")
-    assert run.end() == "COMPLETED", run.log
-    assert not run.manifests(), "nothing failed, so nothing may be saved"
-    assert run.replayed() == 0
-    return run
-
-
-@pytest.fixture
-def out(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
-    """A folder of the test's own on the shared file system."""
-    return cluster.pfs / request.node.name.replace("[", "-").replace("]", "").replace(":", "-")
-
-
-def decisions(run: Training) -> list[str]:
-    """What jit-srun decided, in order."""
-    return [entry["action"] for entry in run.journal() if entry["entry"] == "decision"]
 
 
 @pytest.mark.parametrize("place", ["data", "forward", "backward", "update", "between"])

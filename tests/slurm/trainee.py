@@ -2,8 +2,9 @@
 
     trainee.py --out DIR [--inject ACTION:PLACE:RANK:MINIBATCH[:ATTEMPT]]...
 
-ACTION is kill, stop, raise or leave; PLACE is data, forward, backward, update, between, save or restore; RANK is a
-number or "all". An injection happens once: in the launch with number ATTEMPT (default 0; "any" for every launch).
+ACTION is kill, stop, raise, leave or full (no file may grow any more); PLACE is data, forward, backward, update,
+between, save or restore; RANK is a number or "all". An injection happens once: in the launch with number ATTEMPT
+(default 0; "any" for every launch).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -61,6 +63,8 @@ class Injection:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.action == "raise":
             raise ValueError(f"injected into rank {RANK}")
+        elif self.action == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # the write fails with EFBIG, as with ENOSPC
         elif self.action == "leave":
             sys.exit(7)
 
@@ -117,9 +121,8 @@ def options() -> argparse.Namespace:
 
 def instrument(args: argparse.Namespace) -> None:
     """Let failures happen inside save and restore, where the training script has no line of its own."""
-    from jitmpi.torch_state import TrainingState
-
     from jitmpi import save
+    from jitmpi.torch_state import TrainingState
 
     write, load = save.save, TrainingState.load
 

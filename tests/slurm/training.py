@@ -110,6 +110,7 @@ def submit(
     options: str = "",
     sbatch: tuple[str, ...] = (),
     trainee: tuple[str, ...] = (),
+    srun: tuple[str, ...] = (),
 ) -> Training:
     """Submit the trainee on `ranks` nodes of an allocation of `nodes`."""
     shutil.rmtree(out, ignore_errors=True)
@@ -118,12 +119,17 @@ def submit(
     chosen = ",".join(filter(None, [f"dir={directory}", QUICK, options]))
     injections = [f"--inject={text}" for text in inject]
     program = " ".join(["python", str(HERE / "trainee.py"), f"--out={out}", *injections, *trainee])
-    script = f"#!/bin/bash\nexec jit-srun --nodes={ranks} --ntasks-per-node=1 {program}\n"
+    script = f"#!/bin/bash\nexec jit-srun {' '.join(srun)} --nodes={ranks} --ntasks-per-node=1 {program}\n"
     output = out / "slurm.out"
     job = cluster.sbatch(
         f"--jit-ckpt={chosen}", f"--nodes={nodes}", f"--output={output}", "--job-name=fault", *sbatch, script=script
     )
     return Training(cluster, job, out, directory, ranks)
+
+
+def decisions(run: Training) -> list[str]:
+    """What jit-srun decided, in order."""
+    return [entry["action"] for entry in run.journal() if entry["entry"] == "decision"]
 
 
 def assert_equal(run: Training, reference: Training) -> None:
