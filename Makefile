@@ -36,7 +36,7 @@ venv: $(VENV)/.installed ## make .venv with everything of requirements-dev.txt
 $(VENV)/.installed: requirements-dev.txt pyproject.toml | deps
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
-	$(BIN)/python -m pip install -q --no-deps -e .
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 spank: deps ## build the C plugin
