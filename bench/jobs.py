@@ -30,6 +30,8 @@ BEFORE: Final = 15  # minibatches before a failure: past the first ones, whose b
 FOREVER: Final = 100_000  # minibatches of a job that is cancelled
 PATIENCE: Final = 120.0  # seconds for a launch to do its first updates; on an idle machine it takes six
 PAUSE: Final = 0.05
+ASK: Final = 5.0  # seconds between two questions to Slurm, which cost the machine time
+ENDED: Final = ("FAILED", "COMPLETED", "TIMEOUT", "BOOT_FAIL", "OUT_OF_MEMORY")
 
 # The first line says when the batch script runs: seconds since the epoch, one line a start.
 SCRIPT: Final = """#!/bin/bash
@@ -75,13 +77,16 @@ class Job:
         """Wait until `there()`.
 
         Raises:
-            BenchError: not within `timeout` seconds.
+            BenchError: not within `timeout` seconds, or the job ended before.
         """
-        deadline = time.monotonic() + timeout
+        deadline, asked = time.monotonic() + timeout, time.monotonic()
         while not there():
-            if time.monotonic() > deadline:
-                state = self.cluster.job(self.id).get("JobState")
-                raise BenchError(f"job {self.id} ({state}): {what}: not within {timeout:g} s; it said\n{self.said()}")
+            now = time.monotonic()
+            state = ""
+            if now > min(deadline, asked + ASK):
+                state, asked = self.cluster.job(self.id).get("JobState", ""), now
+            if now > deadline or state in ENDED:
+                raise BenchError(f"job {self.id} ({state}): no {what} in {timeout:g} s; it said\n{self.said()}")
             time.sleep(PAUSE)
 
     def wait_training(self, attempt: int, minibatches: int = 1) -> None:
