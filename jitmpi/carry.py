@@ -16,7 +16,7 @@ from jitmpi import round as rounds
 from jitmpi.config import Settings
 from jitmpi.control import ControlPlane
 from jitmpi.detect import merge
-from jitmpi.errors import ClaimedError
+from jitmpi.errors import ClaimedError, JitError
 from jitmpi.events import Fault, Member
 from jitmpi.messages import Kind
 from jitmpi.settle import Gate
@@ -106,7 +106,7 @@ class Carrier:
                 deadline=time.monotonic() + self.settings.options.save,
             )
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = _reason(error)
             self._bring(lambda: state.failed(plan.epoch, reason, time.monotonic()))
         else:
             self._bring(lambda: state.saved(written, time.monotonic(), time.time()))
@@ -132,7 +132,7 @@ class Carrier:
                 keep=self.settings.options.keep,
             )
         except Exception as error:
-            claimed, reason = isinstance(error, ClaimedError), f"{type(error).__name__}: {error}"
+            claimed, reason = isinstance(error, ClaimedError), _reason(error)
             self._bring(lambda: state.commit_failed(reason, claimed))
         else:
             self._bring(lambda: state.committed(manifest.directory))
@@ -146,6 +146,11 @@ class Carrier:
         fault = _cause(state)
         own = self._gate.error if fault.kind == "exception" or not action.saved else ""
         leave.leave(self.settings, action, fault=fault, own_error=own)
+
+
+def _reason(error: Exception) -> str:
+    """Our own errors say all; others need their type."""
+    return str(error) if isinstance(error, JitError) else f"{type(error).__name__}: {error}"
 
 
 def _cause(state: rounds.Round) -> Fault:

@@ -65,8 +65,9 @@ def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str) ->
     if own_error:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(own_error)
-    saved = "the state is saved" if action.saved else f"nothing could be saved: {action.reason}"
-    say(settings, f"leaves because {fault.detail}; {saved}")
+    if not action.told:
+        saved = "the state is saved" if action.saved else f"nothing could be saved: {action.reason}"
+        say(settings, f"leaves because {fault.detail}; {saved}")
     end(action.code)
 
 

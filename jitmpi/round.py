@@ -75,10 +75,11 @@ class Conclude:
 
 @dataclass(frozen=True)
 class Leave:
-    """End this process."""
+    """End this process; `told` when this rank has said the outcome already."""
 
     code: int
     reason: str
+    told: bool
 
     @property
     def saved(self) -> bool:
@@ -224,14 +225,14 @@ class Round:
         """Coordinator: the checkpoint is durable."""
         self._do(Conclude(True, directory, alone=True))
         self._do(Tell(None, "committed", {"directory": directory}))
-        self._leave(EXIT_COMMITTED, directory)
+        self._leave(EXIT_COMMITTED, directory, told=True)
 
     def commit_failed(self, reason: str, claimed: bool) -> None:
         """Coordinator: the commit did not happen; `claimed` when another side of a cut network was first."""
         if claimed:
             self._do(Conclude(True, reason, alone=self._majority()))
             self._do(Tell(None, "committed", {"directory": ""}))
-            self._leave(EXIT_COMMITTED, reason)
+            self._leave(EXIT_COMMITTED, reason, told=True)
         else:
             self._abort(reason)
 
@@ -304,8 +305,8 @@ class Round:
             decision = agree.decide(alive, world=self.world, unfit=self._unfit)
         except NotCoveredError as error:
             self._announce("training")
-            failures = "".join(f"; rank {r} could not write: {why}" for r, why in sorted(self._unfit.items()))
-            self._abort(f"{error}{failures}")
+            failures = "; ".join(f"rank {r}: {why}" for r, why in sorted(self._unfit.items()))
+            self._abort(f"no survivor could write the state: {failures}" if failures else str(error))
             return
         self._announce("training" if decision.minibatch > self.base else "starting")
         if decision.minibatch <= self.base:
@@ -364,12 +365,12 @@ class Round:
     def _abort(self, reason: str) -> None:
         self._do(Conclude(False, reason, alone=True))
         self._do(Tell(None, "abort", {"reason": reason}))
-        self._leave(EXIT_LOST, reason)
+        self._leave(EXIT_LOST, reason, told=True)
 
-    def _leave(self, code: int, reason: str) -> None:
+    def _leave(self, code: int, reason: str, *, told: bool = False) -> None:
         if not self.left:
             self.left = True
-            self._do(Leave(code, reason))
+            self._do(Leave(code, reason, told))
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)

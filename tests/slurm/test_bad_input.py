@@ -93,4 +93,4 @@ def test_a_full_disk_everywhere_ends_with_the_original_error(cluster: Cluster, o
     assert run.end() == "FAILED", run.log
     assert not run.manifests()
     assert "injected into rank 1" in run.log
-    assert "File too large" in run.log
+    assert "No space left on device" in run.log

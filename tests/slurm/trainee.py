@@ -2,7 +2,7 @@
 
     trainee.py --out DIR [--inject ACTION:PLACE:RANK:MINIBATCH[:ATTEMPT]]...
 
-ACTION is kill, stop, raise, leave or full (no file may grow any more); PLACE is data, forward, backward, update,
+ACTION is kill, stop, raise, leave or full (the disk, for save only); PLACE is data, forward, backward, update,
 between, save or restore; RANK is a number or "all". An injection happens once: in the launch with number ATTEMPT
 (default 0; "any" for every launch).
 """
@@ -14,8 +14,8 @@ import hashlib
 import json
 import os
 import random
-import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -63,8 +63,6 @@ class Injection:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.action == "raise":
             raise ValueError(f"injected into rank {RANK}")
-        elif self.action == "full":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # the write fails with EFBIG, as with ENOSPC
         elif self.action == "leave":
             sys.exit(7)
 
@@ -131,6 +129,8 @@ def instrument(args: argparse.Namespace) -> None:
         for injection in args.inject:
             if injection.due("save", injection.minibatch):
                 injection.happen()
+                if injection.action == "full":
+                    fill(plan.directory)
         return write(plan, **more)
 
     def failing_load(self: TrainingState, *rest: Any) -> None:
@@ -141,6 +141,13 @@ def instrument(args: argparse.Namespace) -> None:
 
     save.save = slow_save
     TrainingState.load = failing_load  # type: ignore[method-assign]
+
+
+def fill(folder: str) -> None:
+    """Let this node see a disk without space where the state goes (root; each node has its own mounts)."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.ismount(folder):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=700", "full", folder], check=True)
 
 
 def main() -> None:
