@@ -93,6 +93,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
             "PYTHONPATH": str(REPO),
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "n[1-3]",
+            "SLURMD_NODENAME": "n1",  # jit-srun's address is that of this node: not every machine knows its own name
             "SLURM_SPANK_JIT_CKPT": f"dir={tmp_path}/state",
         }
         yield Bench(tmp_path, environ)
