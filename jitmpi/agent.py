@@ -228,7 +228,8 @@ class Agent:
         if rest is None or not (self._vault.still() or self._patience_is_over(now)):
             return
         self._reported = True
-        contexts = self._vault.contexts(rest) + self._wards.contexts(rest.minibatch)
+        before = (self.gate.previous,) if self.gate.previous is not None else ()
+        contexts = self._vault.contexts(rest) + before + self._wards.contexts(rest.minibatch)
         note, error, phase = self._vault.note(rest), self.gate.error, rest.place.phase
         intact = rest.intact and self._vault.still()
         report = Report(self.settings.rank, rest.minibatch, intact, 0, (), contexts, error, phase, note)

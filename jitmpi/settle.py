@@ -58,6 +58,7 @@ class Gate:
         self.place = Place("starting", -1)
         self.closed = False
         self.error = ""  # the text of the exception that ended the training thread
+        self.previous: Context | None = None  # of the minibatch before: a dead rank's forecast is compared with it
         self._updates = 0  # of this minibatch
         self._usual = 0  # most updates that a minibatch had so far; 0 while unknown
         self._wake = wake
@@ -67,6 +68,8 @@ class Gate:
         """Training thread: a boundary is passed; does not return once the gate is closed."""
         self._usual = max(self._usual, self._updates)
         self._updates = 0
+        if place.minibatch != self.place.minibatch:
+            self.previous = self.place.context
         self.place = place
         if self.closed:
             self.park()

@@ -107,3 +107,13 @@ def test_between_two_updates_of_one_minibatch_nothing_is_intact() -> None:
     rest = door.rest(TAIL_WAIT, 0.0, 30.0)
     assert rest is not None
     assert not rest.intact
+
+
+def test_the_context_of_the_minibatch_before_is_kept() -> None:
+    """A lone survivor at the next boundary still knows what its state was when the dead ranks made their forecasts."""
+    door = gate()
+    assert door.previous is None
+    door.at(Place("between", 7, context(7)))
+    door.at(Place("between", 8, context(8)))
+    door.at(Place("idle", 8, context(8)))  # the end of an epoch is a boundary of the same minibatch
+    assert door.previous == context(7)
