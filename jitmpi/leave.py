@@ -39,7 +39,8 @@ def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Seq
     """Coordinator: tell jit-srun the outcome; when it is dead, see to the job in its place."""
     if action.saved:
         say(settings, f"{fault.detail}; the state is saved: {action.reason}")
-        event: dict[str, object] = {"event": "committed", "directory": action.reason, "minibatch": fault.minibatch}
+        minibatch = action.minibatch if action.minibatch >= 0 else fault.minibatch
+        event: dict[str, object] = {"event": "committed", "directory": action.reason, "minibatch": minibatch}
     else:
         say(settings, f"{fault.detail}; nothing could be saved: {action.reason}")
         event = {"event": "lost", "reason": action.reason, "error": fault.detail}

@@ -71,6 +71,7 @@ class Conclude:
     saved: bool
     reason: str  # the checkpoint's folder when saved
     alone: bool  # this side may act for the job if jit-srun is dead
+    minibatch: int = -1  # the one that the checkpoint goes on with; -1 where another side has saved
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,8 @@ class Round:
 
     def committed(self, directory: str) -> None:
         """Coordinator: the checkpoint is durable."""
-        self._do(Conclude(True, directory, alone=True))
+        saved = self._decision.minibatch if self._decision is not None else -1
+        self._do(Conclude(True, directory, alone=True, minibatch=saved))
         self._do(Tell(None, "committed", {"directory": directory}))
         self._leave(EXIT_COMMITTED, directory, told=True)
 

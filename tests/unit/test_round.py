@@ -36,6 +36,7 @@ class World:
         self.codes: dict[int, int] = {}
         self.commits: list[rounds.Commit] = []
         self.announced: list[rounds.Announce] = []
+        self.concluded: list[rounds.Conclude] = []
 
     def die(self, rank: int) -> None:
         self.alive.discard(rank)
@@ -60,6 +61,7 @@ class World:
                     self.later.append((rank, action))
                 case rounds.Conclude():
                     assert rank not in self.codes, "the job is seen to before anybody leaves"
+                    self.concluded.append(action)
                 case rounds.Announce():
                     self.announced.append(action)
                 case rounds.Leave(code):
@@ -143,6 +145,7 @@ def test_a_death_is_saved_by_the_survivors() -> None:
     assert world.codes == dict.fromkeys((0, 2, 3), EXIT_COMMITTED)
     assert [(c.plan.minibatch, c.fault.kind, c.fault.ranks) for c in world.commits] == [(8, "death", (1,))]
     assert [a.phase for a in world.announced] == ["training"]
+    assert [c.minibatch for c in world.concluded] == [8]  # the checkpoint's, not the one in which rank 0 saw the fault
 
 
 def test_the_death_of_the_coordinator_during_the_save_hands_over() -> None:
