@@ -7,8 +7,11 @@ Rule 2: a minibatch begins where the first batch after an update is asked for; b
 
 from __future__ import annotations
 
+import dis
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jitmpi import codec, loader, random_state
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from jitmpi.torch_state import TrainingState
 
 Batch = TypeVar("Batch")
+DROPS = frozenset(["POP_TOP", "POP_ITER"])  # what `break` and `return` end a loop with; POP_ITER from Python 3.14 on
 
 
 class Run:
@@ -78,7 +82,7 @@ class Run:
                 yield batch  # type: ignore[misc]
             self._boundary(feed, number, idle=True)
         except GeneratorExit:
-            if sys.exc_info()[0] is GeneratorExit and not self._in_flight_without_update():
+            if _on_purpose(sys._getframe(1)) and not self._in_flight_without_update():
                 self._boundary(feed, number, idle=True, done=True)
             raise
         finally:
@@ -154,3 +158,20 @@ class Run:
             self._shadow.restore(pieces)
         self._pieces = pieces
         self._state.mark()
+
+
+def _on_purpose(frame: FrameType | None) -> bool:
+    """Whether the script left its loop by `break` or `return`, and not because its body raised an exception.
+
+    Either closes this generator, and an exception that is on its way shows nowhere but here: `break` and `return` drop
+    the loop's iterator by an instruction of their own, an exception drops it at the instruction that raised it.
+    Generators in between (tqdm) are closed the same way; their callers tell.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if 0 <= frame.f_lasti < len(code.co_code) and dis.opname[code.co_code[frame.f_lasti]] in DROPS:
+            return True
+        if not code.co_flags & inspect.CO_GENERATOR:
+            return False
+        frame = frame.f_back
+    return False

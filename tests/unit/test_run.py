@@ -132,6 +132,49 @@ def test_a_resumed_loop_goes_on_bit_for_bit(minibatch: int) -> None:
     assert rest == undisturbed[minibatch:]
 
 
+def wrapped(batches: Any) -> Any:
+    """Hand items on as progress bars do."""
+    try:
+        yield from enumerate(batches)
+    finally:
+        len("bar closed")
+
+
+def looped(batches: Any) -> Any:
+    for item in batches:
+        yield item
+        len("a line behind the yield")
+
+
+def leave(run: Run, optimizer: Any, how: str, wrap: Any) -> None:
+    for _ in wrap(run.minibatches(loader())):
+        optimizer.step()
+        if how == "raise":
+            raise ValueError("a collective behind the update failed")
+        if how == "call":
+            int("not a number")
+        if how == "return":
+            return
+        try:
+            break
+        finally:
+            len("cleaned up")
+
+
+@pytest.mark.parametrize("wrap", [iter, enumerate, wrapped, looped, lambda batches: looped(wrapped(batches))])
+@pytest.mark.parametrize(("how", "done"), [("break", True), ("return", True), ("raise", False), ("call", False)])
+def test_an_exception_behind_the_update_does_not_end_the_epoch(how: str, done: bool, wrap: Any) -> None:
+    """`break` means that nothing of the feed is left; a body that raised is no boundary: the rest is replayed."""
+    _, optimizer, state = objects()
+    log = Log()
+    run = hooked(state, log)
+    try:
+        leave(run, optimizer, how, wrap)
+    except ValueError:
+        assert not done
+    assert [(m, position.done) for m, position, _ in log.boundaries] == [(0, False), *([(1, True)] if done else [])]
+
+
 def test_a_feed_left_by_break_is_not_taken_up_again() -> None:
     """An early stop inside an epoch stays where it was: the resumed run goes on behind it."""
     model, optimizer, state = objects()
