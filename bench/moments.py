@@ -34,14 +34,14 @@ class Recovered:
         failed: when the process was killed or the power cut.
         detected, committed: as the manifest says.
         updated: the first update of the launch after it.
-        replayed: how many minibatches were done twice.
+        lost: updates that were done and had to be done again; the interrupted minibatch had no update yet.
     """
 
     failed: float
     detected: float
     committed: float
     updated: float
-    replayed: int
+    lost: int
 
 
 def read_updates(text: str) -> tuple[Update, ...]:
@@ -79,8 +79,8 @@ def recovered(
     times = _times(attempt, manifests)
     again = first_update(updates, attempt + 1)
     before = [u.minibatch for u in updates if u.attempt == attempt]
-    replayed = sum(1 for minibatch in before if minibatch >= again.minibatch)
-    return Recovered(failed, times["detected"], times["committed"], again.time, replayed)
+    lost = sum(1 for minibatch in before if minibatch >= again.minibatch)
+    return Recovered(failed, times["detected"], times["committed"], again.time, lost)
 
 
 def detected_after(failed: float, attempt: int, manifests: Sequence[Mapping[str, Any]]) -> float:

@@ -24,11 +24,11 @@ def test_a_torn_line_is_left_out() -> None:
 
 
 def test_a_recovery_is_put_together_from_its_own_launch() -> None:
-    """Failure of launch 1: its manifest, the first update of launch 2, and one minibatch done twice."""
+    """Failure of launch 1: its manifest, the first update of launch 2, and one update done again."""
     done = updates(0, range(5), 1.0) + updates(1, range(4, 12), 10.0) + updates(2, range(11, 14), 30.0)
     found = recovered(20.0, 1, [manifest(0, detected=1.0), manifest(1)], done)
     assert (found.failed, found.detected, found.committed, found.updated) == (20.0, 20.5, 21.0, 30.0)
-    assert found.replayed == 1
+    assert found.lost == 1
 
 
 def test_what_is_missing_is_named() -> None:
