@@ -165,6 +165,8 @@ class Agent:
                 self._round.on_plan(messages.decode_plan(payload), now)
             case Kind.WRITTEN:
                 self._round.on_written(messages.decode_written(payload), now, wall)
+            case Kind.DESCRIBED:
+                self._round.on_described(messages.decode_described(payload))
             case Kind.FAILED:
                 values = messages.decode_dict(payload)
                 self._round.on_failed(rank, int(values["epoch"]), str(values["reason"]), now)

@@ -17,7 +17,7 @@ from jitmpi.config import Settings
 from jitmpi.control import ControlPlane
 from jitmpi.detect import merge
 from jitmpi.errors import ClaimedError, JitError
-from jitmpi.events import Fault, Member
+from jitmpi.events import Described, Fault, Member
 from jitmpi.messages import Kind
 from jitmpi.settle import Gate
 from jitmpi.vault import Vault
@@ -97,7 +97,10 @@ class Carrier:
 
     def _write(self, action: rounds.Write, state: rounds.Round) -> None:
         plan = action.plan
+        savers = [rank for ranks in plan.savers.values() for rank in ranks]
+        first = plan.coordinator not in savers and self.settings.rank == savers[0]
         try:
+            described = Described(plan.epoch, tuple(self._vault.tensors()), self._vault.scalars()) if first else None
             written = save.save(
                 plan,
                 rank=self.settings.rank,
@@ -109,18 +112,18 @@ class Carrier:
             reason = _reason(error)
             self._bring(lambda: state.failed(plan.epoch, reason, time.monotonic()))
         else:
-            self._bring(lambda: state.saved(written, time.monotonic(), time.time()))
+            self._bring(lambda: state.saved(written, time.monotonic(), time.time(), described))
 
     def _commit(self, action: rounds.Commit, state: rounds.Round) -> None:
-        decision = action.decision
+        decision, described = action.decision, action.described
         try:
             manifest = commit.commit(
                 self.settings.job_directory,
                 action.plan,
                 written=action.written,
-                tensors=self._vault.tensors(),
+                tensors=described.tensors if described is not None else self._vault.tensors(),
                 contexts=decision.contexts.values(),
-                scalars=self._vault.scalars(),
+                scalars=described.scalars if described is not None else self._vault.scalars(),
                 fault=action.fault,
                 world=[member.node for member in self.members],
                 attempt=self.settings.attempt,

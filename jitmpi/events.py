@@ -137,6 +137,19 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Described:
+    """What a saver's state consists of: for a coordinator that does not hold the minibatch which is saved.
+
+    Attributes:
+        scalars: everything that is not a tensor, as text.
+    """
+
+    epoch: int
+    tensors: tuple[TensorInfo, ...]
+    scalars: bytes
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A committed checkpoint: what it holds, from which failure it came. Stored as manifest.json.
 

@@ -17,7 +17,7 @@ from functools import lru_cache, wraps
 from typing import Any, Final, TypeVar
 
 from jitmpi.errors import WireError
-from jitmpi.events import Context, Fault, Piece, Report, SavePlan, Written
+from jitmpi.events import Context, Described, Fault, Piece, Report, SavePlan, TensorInfo, Written
 
 
 class Kind(IntEnum):
@@ -33,9 +33,10 @@ class Kind(IntEnum):
     ABORT = 8  # nothing can be saved; leave
     GOODBYE = 9  # an orderly end; the connection's close that follows is no fault
     START = 10  # what a feed of the data began with, to the buddies; part of every context of that feed
+    DESCRIBED = 11  # what the savers' state consists of, from the first of them to a coordinator that holds another
 
 
-CONTEXT, FAULT, REPORT, PLAN, WRITTEN, FAILED, COMMITTED, ABORT, GOODBYE, START = Kind
+CONTEXT, FAULT, REPORT, PLAN, WRITTEN, FAILED, COMMITTED, ABORT, GOODBYE, START, DESCRIBED = Kind
 KINDS: Final = {kind.name.lower(): kind for kind in Kind}  # "fault" -> FAULT
 CONTEXT_HEAD: Final = struct.Struct("!IqBII")  # rank, minibatch, exact, pieces, bytes of their names
 LENGTH: Final = struct.Struct("!I")
@@ -190,6 +191,26 @@ def decode_written(payload: bytes) -> Written:
     )
 
 
+def encode_described(described: Described) -> bytes:
+    """Encode what a saver's state consists of."""
+    header = {"epoch": described.epoch, "tensors": [asdict(tensor) for tensor in described.tensors]}
+    return _pack(header, described.scalars)
+
+
+@_strict
+def decode_described(payload: bytes) -> Described:
+    """Read back what `encode_described` gave.
+
+    Raises:
+        WireError: it is malformed.
+    """
+    values, start = _unpack(payload)
+    raw = _fields(values, "epoch", "tensors")
+    tensors = [_fields(tensor, "name", "shape", "dtype", "nbytes") for tensor in _list(raw["tensors"])]
+    infos = [TensorInfo(_string(t["name"]), _ints(t["shape"]), _string(t["dtype"]), _int(t["nbytes"])) for t in tensors]
+    return Described(_int(raw["epoch"]), tuple(infos), payload[start:])
+
+
 def encode_dict(values: Mapping[str, Any]) -> bytes:
     """Encode what has no type of its own (FAILED, COMMITTED, ABORT, GOODBYE): names to plain JSON values."""
     return _pack(dict(values))
@@ -222,6 +243,8 @@ def encode(kind: str, value: object) -> bytes:
             return encode_plan(value)
         case Written() if kind == "written":
             return encode_written(value)
+        case Described() if kind == "described":
+            return encode_described(value)
         case dict() if kind in ("failed", "committed", "abort", "goodbye"):
             return encode_dict(value)
     raise WireError(f"a {kind} frame does not hold a {type(value).__name__}")

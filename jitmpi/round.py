@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from jitmpi import agree, detect
 from jitmpi.errors import NotCoveredError
-from jitmpi.events import Fault, Report, SavePlan, Written
+from jitmpi.events import Described, Fault, Report, SavePlan, Written
 from slurm_plugin.contract import EXIT_COMMITTED, EXIT_LOST
 
 REPORT_MARGIN = 5.0  # seconds beyond `settle` that a report may take to arrive
@@ -27,7 +27,7 @@ class Tell:
     """Send a value to one rank, or to all linked ranks when `rank` is None."""
 
     rank: int | None
-    kind: str  # "fault", "report", "plan", "written", "failed", "committed", "abort"
+    kind: str  # "fault", "report", "plan", "written", "described", "failed", "committed", "abort"
     value: object
 
 
@@ -53,12 +53,13 @@ class Write:
 
 @dataclass(frozen=True)
 class Commit:
-    """Make the written files one checkpoint."""
+    """Make the written files one checkpoint; `described` is None where this rank holds the plan's minibatch itself."""
 
     plan: SavePlan
     written: tuple[Written, ...]
     decision: agree.Decision
     fault: Fault
+    described: Described | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class Round:
     _plan: SavePlan | None = None
     _decision: agree.Decision | None = None
     _written: dict[int, Written] = field(default_factory=dict)
+    _described: Described | None = None
     _unfit: dict[int, str] = field(default_factory=dict)
     _claim_at: float | None = None
     _committing: bool = False
@@ -182,14 +184,16 @@ class Round:
         if any(self.rank in ranks for ranks in plan.savers.values()):
             self._do(Write(plan))
 
-    def saved(self, written: Written, now: float, wall: float) -> None:
-        """Take the end of this rank's own write."""
+    def saved(self, written: Written, now: float, wall: float, described: Described | None = None) -> None:
+        """Take the end of this rank's own write; `described` is for a coordinator that holds another minibatch."""
         plan = self._plan
         if plan is None or written.epoch != plan.epoch:
             return
         if plan.coordinator == self.rank:
             self.on_written(written, now, wall)
         else:
+            if described is not None:
+                self._do(Tell(plan.coordinator, "described", described))
             self._do(Tell(plan.coordinator, "written", written))
 
     def failed(self, epoch: int, reason: str, now: float) -> None:
@@ -201,6 +205,11 @@ class Round:
             self.on_failed(self.rank, epoch, reason, now)
         else:
             self._do(Tell(plan.coordinator, "failed", {"epoch": epoch, "reason": reason}))
+
+    def on_described(self, described: Described) -> None:
+        """Coordinator: keep what the savers' state consists of; it comes before the file that is counted."""
+        if self._plan is not None and described.epoch == self._plan.epoch:
+            self._described = described
 
     def on_written(self, written: Written, now: float, wall: float) -> None:
         """Coordinator: count a saver's file; when all are there, commit (a minority waits first)."""
@@ -257,7 +266,8 @@ class Round:
             self._claim_at, self._committing = None, True
             fault = detect.merge(self.faults, self.reports.values(), self.lost, self.unreachable)
             written = tuple(self._written[r] for r in sorted(self._written))
-            self._do(Commit(self._plan, written, self._decision, fault))
+            described = None if self.rank in self._savers() else self._described
+            self._do(Commit(self._plan, written, self._decision, fault, described))
         if self._deadline is not None and now >= self._deadline and not self.left:
             self._deadline = None
             self._overdue(now)
@@ -316,7 +326,7 @@ class Round:
             return
         self._epoch = max(self._epoch, sorted(self.candidates).index(self.rank) * EPOCHS) + 1
         where = self.directory.format(minibatch=decision.minibatch, epoch=self._epoch, coordinator=self.rank)
-        self._decision, self._written = decision, {}
+        self._decision, self._written, self._described = decision, {}, None
         self._plan = SavePlan(self._epoch, self.rank, decision.minibatch, decision.savers, where)
         self._deadline = now + self.save
         self._claim_at = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jitmpi import messages
 from jitmpi.errors import WireError
-from jitmpi.events import Context, Fault, Piece, Report, SavePlan, Written
+from jitmpi.events import Context, Described, Fault, Piece, Report, SavePlan, TensorInfo, Written
 
 ranks = st.integers(0, 2**31)
 tuples = st.lists(ranks, max_size=5).map(tuple)
@@ -57,12 +57,17 @@ pieces = st.builds(Piece, name=texts, start=ranks, stop=ranks, crc32=st.integers
 written = st.builds(
     Written, rank=ranks, epoch=ranks, file=texts, nbytes=ranks, pieces=st.lists(pieces, max_size=4).map(tuple)
 )
+infos = st.builds(TensorInfo, name=texts, shape=tuples, dtype=texts, nbytes=ranks)
+described = st.builds(
+    Described, epoch=ranks, tensors=st.lists(infos, max_size=3).map(tuple), scalars=st.binary(max_size=9)
+)
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     "context": messages.decode_context,
     "fault": messages.decode_fault,
     "report": messages.decode_report,
     "plan": messages.decode_plan,
     "written": messages.decode_written,
+    "described": messages.decode_described,
     "failed": messages.decode_dict,
 }
 values = st.one_of(
@@ -71,6 +76,7 @@ values = st.one_of(
     st.tuples(st.just("report"), reports),
     st.tuples(st.just("plan"), plans),
     st.tuples(st.just("written"), written),
+    st.tuples(st.just("described"), described),
     st.tuples(st.just("failed"), st.dictionaries(texts, st.one_of(texts, ranks, st.none()), max_size=4)),
 )
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitmpi import round as rounds
-from jitmpi.events import Context, Fault, Report, Written
+from jitmpi.events import Context, Described, Fault, Report, Written
 from slurm_plugin.contract import EXIT_COMMITTED, EXIT_LOST
 
 
@@ -89,6 +89,8 @@ class World:
                 machine.on_plan(value, now)  # type: ignore[arg-type]
             case "written":
                 machine.on_written(value, now, now)  # type: ignore[arg-type]
+            case "described":
+                machine.on_described(value)  # type: ignore[arg-type]
             case "failed":
                 machine.on_failed(sender, value["epoch"], value["reason"], now)  # type: ignore[index]
             case "committed":
@@ -112,7 +114,11 @@ class World:
             if rank in self.disk_full:
                 machine.failed(action.plan.epoch, "no space", self.now)
             else:
-                machine.saved(Written(rank, action.plan.epoch, f"rank{rank}.h5", 1, ()), self.now, self.now)
+                plan = action.plan
+                savers = plan.savers[0]
+                first = rank == savers[0] and plan.coordinator not in savers
+                described = Described(plan.epoch, (), b"%d" % self.at[rank]) if first else None
+                machine.saved(Written(rank, plan.epoch, f"rank{rank}.h5", 1, ()), self.now, self.now, described)
         self.collect(rank)
 
     def run(self, choose: object = None) -> None:
@@ -146,6 +152,17 @@ def test_a_death_is_saved_by_the_survivors() -> None:
     assert [(c.plan.minibatch, c.fault.kind, c.fault.ranks) for c in world.commits] == [(8, "death", (1,))]
     assert [a.phase for a in world.announced] == ["training"]
     assert [c.minibatch for c in world.concluded] == [8]  # the checkpoint's, not the one in which rank 0 saw the fault
+
+
+def test_a_coordinator_that_is_behind_commits_the_savers_scalars() -> None:
+    """Hyper-parameters and schedulers are those of the minibatch that is saved, whoever commits it."""
+    world = World(4, {0: 7, 1: 7, 2: 7, 3: 8})
+    world.die(1)
+    world.run()
+    assert world.commits[0].plan.coordinator == 0
+    assert world.commits[0].plan.savers == {0: (3,)}
+    assert world.commits[0].described is not None
+    assert world.commits[0].described.scalars == b"8"
 
 
 def test_the_death_of_the_coordinator_during_the_save_hands_over() -> None:
@@ -261,7 +278,9 @@ def test_every_survivor_always_leaves(
     assert not world.alive
     assert len(world.commits) <= 1
     if world.commits:
-        savers = world.commits[0].plan.savers[0]
+        savers, described = world.commits[0].plan.savers[0], world.commits[0].described
+        assert (described is None) == (world.commits[0].plan.coordinator in savers)
+        assert described is None or described.scalars == b"%d" % world.commits[0].plan.minibatch
         assert {w.rank for w in world.commits[0].written} == set(savers)
         assert all(places[r] == world.commits[0].plan.minibatch for r in savers)
     elif size <= 4 and not full:
