@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from jitmpi.errors import NotCoveredError
 from jitmpi.events import Context, Report
+from jitmpi.position import Position
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,26 @@ def _with_users_state(
 
 
 def _contexts(reports: Iterable[Report], minibatch: int) -> dict[int, Context]:
-    """Choose for every rank the best context of `minibatch`: exact before forecast, the rank's own before a buddy's."""
-    best: dict[int, tuple[tuple[bool, bool], Context]] = {}
+    """Choose for every rank the best context of `minibatch`: exact before forecast, the rank's own before a buddy's.
+
+    A minibatch has several boundaries where an epoch ends: all ranks go on from the first, or some would run the
+    script's lines between the epochs and others would not. Of forecasts, one a micro-batch, the last is the right one.
+    """
+    best: dict[int, tuple[tuple[object, ...], Context]] = {}
     for report in reports:
         for context in report.contexts:
             if context.minibatch == minibatch:
-                worth = (context.exact, context.rank == report.rank)
+                place = _place(context)
+                early = tuple(-number for number in place) if context.exact else place
+                worth = (context.exact, early, context.rank == report.rank)
                 if context.rank not in best or worth > best[context.rank][0]:
                     best[context.rank] = (worth, context)
     return {rank: context for rank, (_, context) in sorted(best.items())}
+
+
+def _place(context: Context) -> tuple[int, int, int]:
+    try:
+        position = Position.decode(context.pieces["position"])
+    except (KeyError, TypeError, ValueError):
+        return (0, 0, 0)
+    return (position.epoch, position.feed, position.index)

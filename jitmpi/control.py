@@ -25,7 +25,7 @@ from jitmpi import wire
 from jitmpi.errors import BootstrapError, WireError
 from jitmpi.events import Member
 from jitmpi.greet import Greeter, Handshake
-from jitmpi.messages import Kind
+from jitmpi.messages import Kind, replaces
 from jitmpi.topology import buddies, candidates, edges, wards
 
 __all__ = [
@@ -276,7 +276,10 @@ class ControlPlane:
         events: list[Event] = []
         for frame in frames:
             if frame.kind == Kind.CONTEXT:
-                self._contexts[link.peer][1].append(frame)
+                kept = self._contexts[link.peer][1]
+                if kept and replaces(frame.payload, kept[-1].payload):
+                    kept.pop()
+                kept.append(frame)
                 continue
             if frame.kind not in KINDS or not link.opener.verify(frame):
                 self._refused += 1

@@ -39,6 +39,7 @@ class Kind(IntEnum):
 CONTEXT, FAULT, REPORT, PLAN, WRITTEN, FAILED, COMMITTED, ABORT, GOODBYE, START, DESCRIBED = Kind
 KINDS: Final = {kind.name.lower(): kind for kind in Kind}  # "fault" -> FAULT
 CONTEXT_HEAD: Final = struct.Struct("!IqBII")  # rank, minibatch, exact, pieces, bytes of their names
+FORECAST: Final = struct.Struct("!IqB")  # of that: which minibatch of which rank, exact or not
 LENGTH: Final = struct.Struct("!I")
 REPORT_FIELDS: Final = ("rank", "minibatch", "intact", "shard", "lost", "error", "phase", "note")
 T = TypeVar("T")
@@ -51,6 +52,14 @@ def encode_context(context: Context) -> bytes:
     head = CONTEXT_HEAD.pack(context.rank, context.minibatch, context.exact, len(pieces), len(names))
     values = pieces.values()
     return b"".join((head, names, lengths.pack(*map(len, values)), *values))
+
+
+def replaces(payload: bytes, older: bytes) -> bool:
+    """Whether an encoded context is a newer forecast of the same minibatch: each micro-batch makes one, the last counts.
+
+    Reads the heads only: it runs for every context that comes in.
+    """
+    return payload[: FORECAST.size] == older[: FORECAST.size] and payload[FORECAST.size - 1 : FORECAST.size] == b"\0"
 
 
 @lru_cache(maxsize=16)

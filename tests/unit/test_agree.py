@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jitmpi.agree import decide
 from jitmpi.errors import NotCoveredError
 from jitmpi.events import Context, Report
+from jitmpi.position import Position
 
 
 def context(rank: int, minibatch: int, *, exact: bool = True, tag: bytes = b"") -> Context:
@@ -128,3 +129,25 @@ def test_a_state_of_its_own_is_said_to_be_old() -> None:
     assert decision.contexts[1].pieces["user"] == b"1"
     assert not decision.exact
     assert "run.state" in decision.notes[0]
+
+
+def at(rank: int, minibatch: int, place: Position, *, exact: bool = True) -> Context:
+    return Context(rank, minibatch, exact, {"position": place.encode()})
+
+
+def test_all_ranks_go_on_from_the_same_end_of_an_epoch() -> None:
+    """The last minibatch of an epoch ends where the next epoch's first begins: nobody skips the lines in between."""
+    end, begin = Position(0, 0, 4), Position(1, 0, 0)
+    for order in ((end, begin), (begin, end)):
+        reports = [report(0, 4, at(0, 4, end), *(at(1, 4, place) for place in order)), report(2, 4, at(2, 4, end))]
+        chosen = decide(reports, world=3).contexts
+        assert [Position.decode(chosen[r].pieces["position"]) for r in range(3)] == [end] * 3
+
+
+def test_of_the_micro_batches_forecasts_the_last_one_counts() -> None:
+    """Every forward pass makes a forecast; only the last one has drawn all the minibatch's data and random numbers."""
+    early, late = at(1, 5, Position(0, 0, 17), exact=False), at(1, 5, Position(0, 0, 20), exact=False)
+    own = at(0, 5, Position(0, 0, 20))
+    for order in ((early, late), (late, early)):
+        decision = decide([report(0, 5, own, *order)], world=2)
+        assert Position.decode(decision.contexts[1].pieces["position"]).index == 20

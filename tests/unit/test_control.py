@@ -18,7 +18,7 @@ import pytest
 from jitmpi import control, messages, wire
 from jitmpi.control import ControlPlane, Event, Gone, Received, Signalled, Woken
 from jitmpi.errors import BootstrapError
-from jitmpi.events import Member
+from jitmpi.events import Context, Member
 from jitmpi.greet import HELLO
 
 KEY = b"k" * 32
@@ -114,6 +114,18 @@ def test_the_last_contexts_are_kept_also_of_the_dead(ranks: World) -> None:
     assert b.contexts(0) == [b"%d" % number for number in range(3, control.KEPT + 3)]
     assert b.contexts(5) == []
     assert not b.offer(0, messages.CONTEXT, b"late")
+
+
+def test_forecasts_of_many_micro_batches_take_one_place(ranks: World) -> None:
+    """The exact context of the running minibatch stays known, however many micro-batches it has."""
+    a, b = ranks.connected(2)
+    exact = messages.encode_context(Context(0, 4, True, {}))
+    forecasts = [messages.encode_context(Context(0, 5, False, {"n": b"%d" % n})) for n in range(3 * control.KEPT)]
+    for payload in (exact, *forecasts):
+        assert a.offer(1, messages.CONTEXT, payload)
+    a.close()
+    assert until(b, bool) == [Gone(0, unreachable=False, said_goodbye=False)]
+    assert b.contexts(0) == [exact, forecasts[-1]]
 
 
 def test_goodbye_is_told_from_a_death(ranks: World) -> None:

@@ -141,3 +141,15 @@ def test_a_value_of_another_kind_is_not_sent() -> None:
     """`encode` names a mismatch of kind and value instead of sending it."""
     with pytest.raises(WireError, match="plan frame does not hold a dict"):
         messages.encode("plan", {})
+
+
+def test_a_newer_forecast_replaces_an_older_one_and_nothing_else() -> None:
+    """Sixteen micro-batches must not push the minibatch's exact context out of a buddy's memory."""
+    exact, other = (messages.encode_context(Context(1, 7, True, {"user": value})) for value in (b"a", b"b"))
+    first, second = (messages.encode_context(Context(1, 8, False, {"user": value})) for value in (b"a", b"b"))
+    later = messages.encode_context(Context(1, 9, False, {}))
+    assert messages.replaces(second, first)
+    assert not any(
+        messages.replaces(*pair) for pair in ((other, exact), (first, exact), (exact, first), (later, first))
+    )
+    assert not messages.replaces(b"", b"")
