@@ -27,7 +27,7 @@ from testbed.settings import USER
 RANKS: Final = 3
 VICTIM: Final = 1  # neither rank 0 nor on the batch host
 BEFORE: Final = 15  # minibatches before a failure: past the first ones, whose buckets and hang times differ
-FOREVER: Final = 100_000  # minibatches of a job that is cancelled
+FOREVER: Final = 5_000  # minibatches of a job that is cancelled after a few hundred
 PATIENCE: Final = 120.0  # seconds for a launch to do its first updates; on an idle machine it takes six
 PAUSE: Final = 0.05
 ASK: Final = 5.0  # seconds between two questions to Slurm, which cost the machine time

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import jitmpi
 
@@ -26,6 +26,19 @@ ATTEMPT = int(os.environ.get("JIT_CKPT_ATTEMPT") or 0)
 WIDTH = 256
 BATCH = 8
 PACE = 0.02  # seconds that a minibatch rests: the machine is shared by all ranks and by Slurm
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Made when asked for: a large data set in memory would make the death of its process slow."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((WIDTH,), 1.0 + index % 7)
 
 
 def main() -> None:
@@ -40,13 +53,13 @@ def main() -> None:
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(16)]  # a million parameters
     model = DistributedDataParallel(nn.Sequential(*layers, nn.Dropout(0.1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    data = TensorDataset(torch.randn(args.minibatches * BATCH * WORLD, WIDTH))
-    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data, WORLD, RANK)
+    data = Numbers(args.minibatches * BATCH * WORLD)
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(data, WORLD, RANK)
     loader = DataLoader(data, BATCH, sampler=sampler)
     run = jitmpi.attach(model=model, optimizer=optimizer)
     with open(f"{args.out}/updates-{RANK}.jsonl", "a", buffering=1, encoding="utf-8") as log:
         for _ in run.epochs(1):
-            for (x,) in run.minibatches(loader):
+            for x in run.minibatches(loader):
                 optimizer.zero_grad()
                 model(x).square().mean().backward()
                 optimizer.step()
