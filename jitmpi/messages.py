@@ -55,7 +55,7 @@ def encode_context(context: Context) -> bytes:
 
 
 def replaces(payload: bytes, older: bytes) -> bool:
-    """Whether an encoded context is a newer forecast of the same minibatch: each micro-batch makes one, the last counts.
+    """Whether an encoded context is a newer forecast of the same minibatch; each micro-batch makes one.
 
     Reads the heads only: it runs for every context that comes in.
     """

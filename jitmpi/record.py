@@ -62,6 +62,12 @@ class Recorder:
             self._agent.progress.passed(time.monotonic())
         self._gate.at(Place("idle" if idle else "between", minibatch, context))
 
+    def pause(self) -> None:
+        """Note that the loop rests in the middle of a minibatch, and what follows is none."""
+        place = self._gate.place
+        self._agent.progress.pause()
+        self._gate.at(Place("idle", place.minibatch, place.context))
+
     def forecast(self, position: Position, user: dict[str, object], own: dict[str, bytes]) -> None:
         """Capture, at the end of a forward pass, what the next minibatch's context will be."""
         minibatch = self._minibatch + 1

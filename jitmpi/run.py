@@ -48,7 +48,7 @@ class Run:
         self.resumed = cursor is not None
         self._state, self._recorder, self._shadow = state, recorder, shadow
         self._epoch, self._feeds = -1, 0
-        self._updated = self._in_flight = False
+        self._updated = self._in_flight = self._used = False  # of the minibatch under way
         self._target: Position | None = None  # where to go on, until it is reached
         self._pieces: Mapping[str, bytes] = {}
         self._feed: loader.Feed | None = None
@@ -73,17 +73,17 @@ class Run:
         first = True
         try:
             while True:
-                self._boundary(feed, number, begins=first)
+                self._boundary(feed, number, edge=first)
                 first = False
                 batch = next(feed, self)
                 if batch is self:
                     break
                 self._in_flight = True
                 yield batch  # type: ignore[misc]
-            self._boundary(feed, number, idle=True)
+            self._boundary(feed, number, edge=True, idle=True)
         except GeneratorExit:
-            if _on_purpose(sys._getframe(1)) and not self._in_flight_without_update():
-                self._boundary(feed, number, idle=True, done=True)
+            if _on_purpose(sys._getframe(1)):
+                self._boundary(feed, number, edge=True, idle=True, done=True)
             raise
         finally:
             self._feed = None
@@ -101,25 +101,29 @@ class Run:
 
     def after_forward(self) -> None:
         """Model hook: the random numbers of this minibatch are drawn."""
+        self._used = True
         feed = self._feed
         if self._recorder is not None and feed is not None:
             position = Position(self._epoch, self._feeds - 1, feed.index)
             self._recorder.forecast(position, self.state, feed.pieces())
 
-    def _in_flight_without_update(self) -> bool:
-        return self._in_flight and not self._updated
-
     def _boundary(
-        self, feed: loader.Feed, number: int, *, begins: bool = False, idle: bool = False, done: bool = False
+        self, feed: loader.Feed, number: int, *, edge: bool = False, idle: bool = False, done: bool = False
     ) -> None:
-        """Pass a boundary, unless the minibatch under way has not had its update yet."""
-        if self._in_flight and not self._updated and self._state.updates:
+        """Pass a boundary, unless the minibatch under way still waits for its update; `edge`: where a feed begins or ends."""
+        waiting = self._in_flight and not self._updated and self._state.updates
+        if waiting and (self._used or not idle):
+            if idle and self._recorder is not None:  # micro-batches are left over; what follows may take for ever
+                self._state.keep(self.minibatch)
+                self._recorder.pause()
             return
-        ended = self._in_flight
-        self._in_flight = self._updated = False
+        ended = self._in_flight and not waiting  # a batch that was only looked at, as before a `break`, is no minibatch
+        self._in_flight = self._updated = self._used = False
         if self.minibatch < 0 or ended:
             self.minibatch += 1
             self._state.mark()
+        if edge and self._recorder is not None:
+            self._state.keep(self.minibatch)
         if self._recorder is not None:
             position = Position(self._epoch, number, feed.index, done)
             self._recorder.boundary(self.minibatch, position, self.state, feed.pieces(), idle=idle)

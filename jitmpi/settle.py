@@ -70,6 +70,10 @@ class Gate:
         self._updates = 0
         if place.minibatch != self.place.minibatch:
             self.previous = self.place.context
+        elif (
+            self.place.context is not None
+        ):  # S(m) is at the first of its boundaries, before the lines of an epoch's end
+            place = Place(place.phase, place.minibatch, self.place.context)
         self.place = place
         if self.closed:
             self.park()

@@ -15,6 +15,7 @@ replicas that guess differently could not share the writing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class TrainingState:
         self._updates = Updates(self._optimizers, self._scaler)
         self._forward: Any = None
         self._had_gradients = False
+        self._first: tuple[int, bytes] | None = None  # a minibatch and its scalars at its first boundary
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
         self._probe = 0
         device.prepare(tensor for _, tensor in self.tensors())
@@ -89,6 +91,24 @@ class TrainingState:
         live = self._had_gradients
         values["gradients"] = [name for t, name in named.values() if live and t.grad is not None] if live else []
         return codec.dumps(values)
+
+    def keep(self, minibatch: int) -> None:
+        """Copy the scalars where a feed begins or ends: a script steps schedulers between two epochs.
+
+        Only the first call for a minibatch counts.
+        """
+        if self._first is None or self._first[0] != minibatch:
+            with suppress(AttachError):  # a fault will say so; until then the run goes on
+                self._first = (minibatch, self.scalars())
+
+    def scalars_of(self, minibatch: int) -> bytes:
+        """Return the scalars of S(minibatch), the state at hand.
+
+        Raises:
+            AttachError: as for `scalars`.
+        """
+        first = self._first
+        return first[1] if first is not None and first[0] == minibatch else self.scalars()
 
     def load(self, read: Callable[[TensorInfo], Raw], infos: Sequence[TensorInfo], scalars: bytes) -> None:
         """Put a saved state into the objects.

@@ -7,9 +7,11 @@ own stream may be stuck; nothing here uses it.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jitmpi import device
+from jitmpi.errors import AttachError
 from jitmpi.events import Context, TensorInfo
 from jitmpi.settle import Rest
 
@@ -35,6 +37,7 @@ class Vault:
         device.prepare(tensors)
         self.clock = device.StreamClock(next((t.device for t in tensors if t.is_cuda), device.CPU))
         self._listed: list[tuple[TensorInfo, torch.Tensor]] | None = None
+        self._scalars: bytes | None = None
         self._lock = threading.Lock()
 
     def still(self) -> bool:
@@ -42,8 +45,14 @@ class Vault:
         return self.clock.done()
 
     def note(self, rest: Rest) -> str:
-        """Finish a minibatch whose tail was cut off; return what could not be finished, "" for nothing."""
-        return self._state.complete_tail() if rest.cut else ""
+        """Finish a minibatch whose tail was cut off and hold on to its scalars, for the script may still be running.
+
+        Returns what could not be finished, "" for nothing.
+        """
+        note = self._state.complete_tail() if rest.cut else ""
+        with suppress(AttachError, RuntimeError):  # the writers will say why
+            self._scalars = self._state.scalars_of(rest.minibatch)
+        return note
 
     def contexts(self, rest: Rest) -> tuple[Context, ...]:
         """Return this rank's own contexts, with the buffers that live on a GPU."""
@@ -60,7 +69,7 @@ class Vault:
 
     def scalars(self) -> bytes:
         """Return what is not a tensor: hyper-parameters, scheduler, scaler."""
-        return self._state.scalars()
+        return self._state.scalars() if self._scalars is None else self._scalars
 
     def _whole(self, context: Context, *, live: bool) -> Context:
         pieces = self._shadow.device_pieces(live=live)

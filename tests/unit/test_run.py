@@ -34,6 +34,9 @@ class Log:
         pieces = {**random_state.capture(), "position": position.encode(), "user": codec.dumps(user), **self.start}
         self.contexts.append(Context(0, minibatch, True, {**pieces, **own}))
 
+    def pause(self) -> None:
+        self.events.append("pause")
+
     def forecast(self, position: Position, user: Any, own: Any) -> None:
         self.events.append("forecast")
 
@@ -186,3 +189,44 @@ def test_a_feed_left_by_break_is_not_taken_up_again() -> None:
     model, optimizer, state = objects()
     again = hooked(state, Log(), Cursor(2, log.contexts[-1]))
     assert [row[:2] for row in train(again, model, optimizer, 2)] == [(1, 2), (1, 3), (1, 4)]
+
+
+def test_a_batch_that_was_only_looked_at_is_no_minibatch() -> None:
+    """`break` at the head of the loop: a boundary is passed, and the next epoch begins with one of its own."""
+    model, optimizer, state = objects()
+    log = Log()
+    run = hooked(state, log)
+    for _ in run.epochs(2):
+        for i, (x,) in enumerate(run.minibatches(loader())):
+            if i == 1:
+                break
+            model(x).sum().backward()
+            optimizer.step()
+    rows = [(m, p.epoch, p.index, p.done, idle) for m, p, idle in log.boundaries]
+    assert rows[:3] == [(0, 0, 0, False, False), (1, 0, 1, False, False), (1, 0, 2, True, True)]
+    assert rows[3:] == [(1, 1, 0, False, False), (2, 1, 1, False, False), (2, 1, 2, True, True)]
+
+
+def test_micro_batches_left_over_at_the_end_of_an_epoch_go_on_in_the_next() -> None:
+    """No boundary lies inside a minibatch, but evaluation between the epochs is no part of it either."""
+    model, optimizer, state = objects()
+    log = Log()
+    train(hooked(state, log), model, optimizer, 1, every=2)
+    assert [(m, p.index, idle) for m, p, idle in log.boundaries] == [(0, 0, False), (1, 2, False)]
+    assert log.events[-1] == "pause"
+
+
+def test_schedulers_that_step_between_epochs_step_once() -> None:
+    """A fault behind an epoch's end saves the scheduler as it was there, for the script's lines run again."""
+    model, optimizer, _ = objects()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = TrainingState(model, optimizer, scheduler)
+    run = hooked(state, Log())
+    seen = {}
+    for _ in run.epochs(2):
+        for (x,) in run.minibatches(loader(2)):
+            model(x).sum().backward()
+            optimizer.step()
+        seen[run.minibatch] = state.scalars()
+        scheduler.step()
+        assert state.scalars_of(run.minibatch) == seen[run.minibatch] != state.scalars()

@@ -117,3 +117,12 @@ def test_the_context_of_the_minibatch_before_is_kept() -> None:
     door.at(Place("between", 8, context(8)))
     door.at(Place("idle", 8, context(8)))  # the end of an epoch is a boundary of the same minibatch
     assert door.previous == context(7)
+
+
+def test_a_minibatch_is_at_its_first_boundary() -> None:
+    """At an epoch's end and the next one's begin the same minibatch begins; the first of the contexts stands."""
+    door = gate()
+    end, begin = Context(0, 8, True, {"position": b"end"}), Context(0, 8, True, {"position": b"begin"})
+    door.at(Place("idle", 8, end))
+    door.at(Place("between", 8, begin))
+    assert (door.place.phase, door.place.context) == ("between", end)
