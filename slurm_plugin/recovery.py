@@ -90,7 +90,7 @@ def _ended_from_outside(case: Case) -> Recovery | None:
     if job.state in ("CANCELLED", "DEADLINE"):
         return Recovery("stop", f"the job was ended from outside ({job.state}); it stays ended")
     if job.restarts > case.restarts or job.state == "PENDING":
-        return Recovery("requeue", "the job is already on its way back to the queue", exclude=_bad(case))
+        return Recovery("requeue", "the job is already on its way back to the queue", exclude=_excluded(case))
     return None
 
 
@@ -207,7 +207,7 @@ def _requeue(case: Case, why: str, suspects: tuple[str, ...] = ()) -> Recovery:
         return Recovery("stop", f"{why}; the job may not go back to the queue (sbatch --requeue allows it)")
     if case.restarts >= case.options.requeues:
         return Recovery("stop", f"{why}; the limit of {case.options.requeues} requeues is reached")
-    return Recovery("requeue", why, exclude=tuple(dict.fromkeys(_bad(case) + suspects)))
+    return Recovery("requeue", why, exclude=tuple(dict.fromkeys(_excluded(case) + suspects)))
 
 
 def _unfit(case: Case) -> str:
@@ -238,6 +238,18 @@ def _bad(case: Case) -> tuple[str, ...]:
     named = [n for h in [*here, case.outcome] for n in h.unreachable]
     silent = [n for n in case.allocation.nodes if n not in case.allocation.answering]
     return tuple(dict.fromkeys([*named, *_silent(case), *silent]))
+
+
+def _excluded(case: Case) -> tuple[str, ...]:
+    """Bad nodes to exclude from the next allocation, in which no old rank can be.
+
+    Whoever loses more than half of the others may be the one that was cut off. Then only what does not answer although
+    Slurm's controller does is bad; a job that excludes half of a cluster might never run again.
+    """
+    bad, answering = _bad(case), case.allocation.answering
+    if 2 * sum(n in bad for n in case.outcome.nodes) <= len(case.outcome.nodes):
+        return bad
+    return tuple(n for n in bad if n not in answering) if case.job is not None else ()
 
 
 def _suspects(case: Case) -> tuple[str, ...]:

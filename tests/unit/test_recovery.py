@@ -67,6 +67,14 @@ def test_a_dead_node_without_a_spare_goes_through_the_queue_without_it() -> None
     assert (recovery.action, recovery.exclude) == ("requeue", ("n2",))
 
 
+def test_a_batch_host_that_was_cut_off_itself_does_not_exclude_the_others() -> None:
+    """It saw most nodes go and come back: excluding them could leave the job pending for ever."""
+    others = replace(SAVED, unreachable=("n2", "n3", "n4"))
+    assert decide(case(others, nodes=NODES[:4])).exclude == ()
+    assert decide(case(others, nodes=NODES[:4], silent=("n3",))).exclude == ("n3",)  # dead: the controller answers
+    assert decide(case(others, nodes=NODES[:4], silent=("n2", "n3", "n4"), job=None)).exclude == ()  # still cut off
+
+
 def test_a_node_that_was_cut_off_stays_out_although_it_answers_again() -> None:
     """Old ranks may live on there; only in a new allocation it counts again."""
     before = replace(SAVED, unreachable=("n5",), nodes=("n1", "n2", "n3", "n5"))
@@ -282,7 +290,7 @@ def test_promises_hold_in_every_case(given_case: Case) -> None:
         assert job.batch
         assert job.may_requeue
         assert given_case.restarts < given_case.options.requeues
-        assert set(out.unreachable) <= set(recovery.exclude)
+        assert set(out.unreachable) & (set(held.nodes) - held.answering) <= set(recovery.exclude)
 
 
 @given(st.lists(st.sampled_from(["death", "exception", "hang"]), min_size=3, max_size=3), st.booleans())
