@@ -83,7 +83,8 @@ class Carrier:
             gone: list[control.Event] = []
             while not gone and (left := deadline - time.monotonic()) > 0:
                 gone = [event for event in self._plane.poll(left) if isinstance(event, control.Gone)]
-        leave.die(self.settings, f"{fault.detail} before training began; earlier checkpoints stay as they are")
+        own = f"\n{self._gate.error}" if self._gate.error else ""  # the script's traceback must not be lost
+        leave.die(self.settings, f"{fault.detail} before training began; earlier checkpoints stay as they are{own}")
 
     def bring_back(self) -> None:
         """Hand the results of the threads to the round; on the agent thread."""
