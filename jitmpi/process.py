@@ -41,19 +41,21 @@ def take_signals(wakeup_fd: int) -> set[int]:
 
 def install(agent: Agent, world: World) -> None:
     """Catch what ends the training thread."""
-    previous = sys.excepthook
+    previous, process = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> Any:
-        if issubclass(kind, Exception):
+        if issubclass(kind, Exception) and os.getpid() == process:
             agent.gate.raised("".join(traceback.format_exception(kind, value, trace)))
         return previous(kind, value, trace)
 
     sys.excepthook = hook
-    atexit.register(_at_exit, agent, world)
+    atexit.register(_at_exit, agent, world, process)
 
 
-def _at_exit(agent: Agent, world: World) -> None:
+def _at_exit(agent: Agent, world: World, process: int) -> None:
     """Say goodbye, and finalize MPI only when every rank has: a collective call must not meet a dead rank."""
+    if os.getpid() != process:
+        return  # a child that the script forked: it has no agent, and the end is not its parent's
     orderly = agent.gate.place.phase == "idle"
     if agent.settings.rank == 0 and orderly:
         agent.tell({"event": "finished"})
@@ -72,5 +74,6 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 def _in_child() -> None:
     """DataLoader workers: Slurm signals every process of the step, and the planned end is not theirs."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, action in ((signal.SIGUSR1, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is _nothing:
+            signal.signal(number, action)

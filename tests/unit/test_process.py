@@ -1,0 +1,58 @@
+"""process: what the hooks of a protected run do, and that they do it in the rank's own process only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, signal, sys, warnings
+from types import SimpleNamespace
+
+from jitmpi import process
+from jitmpi.settle import Gate, Place
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork
+agent = SimpleNamespace(gate=Gate(lambda: os.write(2, b"parked ")), settings=SimpleNamespace(rank=0))
+agent.gate.at(Place("idle", 3))
+agent.tell = lambda event: print("tells", event["event"], os.getpid() == parent, flush=True)
+agent.finish = lambda patience: print("finishes", os.getpid() == parent, flush=True) or True
+world = SimpleNamespace(close=lambda: print("closes", os.getpid() == parent, flush=True))
+parent = os.getpid()
+signal.signal(signal.SIGTERM, handler := lambda *_: None)
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+taken = process.take_signals(writer)
+process.install(agent, world)
+child = os.fork()
+if child == 0:
+    print(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN, signal.getsignal(signal.SIGTERM) is handler, flush=True)
+    if sys.argv[1] == "raise":
+        raise ValueError("the child's own")
+    sys.exit(3)
+print(sorted(taken), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def run(how: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, timeout=60)
+
+
+def test_a_child_that_the_script_forked_ends_as_it_would_without_us() -> None:
+    """It says no goodbye, finalizes no MPI in its parent's name, and keeps the script's own signal handlers."""
+    ended = run("exit")
+    assert ended.stdout.splitlines() == [
+        "True True",
+        "[10] 3",
+        "tells finished True",
+        "finishes True",
+        "closes True",
+    ], ended.stderr
+
+
+def test_an_exception_in_a_forked_child_parks_nobody() -> None:
+    """The child prints its traceback and ends with 1."""
+    ended = run("raise")
+    assert "[10] 1" in ended.stdout, ended.stderr
+    assert "the child's own" in ended.stderr
+    assert "parked" not in ended.stderr
