@@ -110,7 +110,7 @@ class Run:
     def _boundary(
         self, feed: loader.Feed, number: int, *, edge: bool = False, idle: bool = False, done: bool = False
     ) -> None:
-        """Pass a boundary, unless the minibatch under way still waits for its update; `edge`: where a feed begins or ends."""
+        """Pass a boundary, unless the minibatch under way waits for its update; `edge`: where a feed begins or ends."""
         waiting = self._in_flight and not self._updated and self._state.updates
         if waiting and (self._used or not idle):
             if idle and self._recorder is not None:  # micro-batches are left over; what follows may take for ever
