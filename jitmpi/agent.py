@@ -47,7 +47,7 @@ class Agent:
     ) -> None:
         self.settings, self.members = settings, members
         self._plane, self._vault = plane, vault
-        self.gate = Gate(plane.wake)
+        self.gate = Gate(plane.wake, vault.updates)
         options = settings.options
         self.progress = Progress(options.hang, options.hang_floor)
         self._carrier = Carrier(settings, members, plane, vault, self.gate, versions)

@@ -52,15 +52,19 @@ class Rest:
 
 
 class Gate:
-    """The door between the training thread, which passes it, and the agent thread, which closes it."""
+    """The door between the training thread, which passes it, and the agent thread, which closes it.
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    Args:
+        updates: that a minibatch is thought to have before the first one is done: one for each optimizer.
+    """
+
+    def __init__(self, wake: Callable[[], None], updates: int = 1) -> None:
         self.place = Place("starting", -1)
         self.closed = False
         self.error = ""  # the text of the exception that ended the training thread
         self.previous: Context | None = None  # of the minibatch before: a dead rank's forecast is compared with it
         self._updates = 0  # of this minibatch
-        self._usual = 0  # most updates that a minibatch had so far; 0 while unknown
+        self._expected, self._usual = updates, 0  # the latter: most that a minibatch had so far, 0 while unknown
         self._wake = wake
         self._never = threading.Event()
 
@@ -129,15 +133,21 @@ class Gate:
                 return Rest(place.minibatch, False, False, place)
             return None
         if place.phase == "tail":
-            if self.error or waited >= min(TAIL_WAIT, patience):
-                whole = self._updates >= max(self._usual, 1)  # with several optimizers: all of them
-                return Rest(place.minibatch + 1, whole, True, place)
+            if self.error or waited >= self._tail_wait(patience):
+                return Rest(place.minibatch + 1, self._whole(), True, place)
             return None
         return Rest(place.minibatch, False, False, place)
 
     def wait_until(self, closed_at: float, patience: float) -> float:
         """Agent: return when `rest` must be asked again at the latest, monotonic seconds."""
-        return closed_at + (min(TAIL_WAIT, patience) if self.place.phase == "tail" else patience)
+        return closed_at + (self._tail_wait(patience) if self.place.phase == "tail" else patience)
+
+    def _whole(self) -> bool:
+        """Whether all updates of the minibatch are done; with several optimizers there is no state before that."""
+        return self._updates >= (self._usual or self._expected)
+
+    def _tail_wait(self, patience: float) -> float:
+        return min(TAIL_WAIT, patience) if self._whole() else patience
 
 
 def contexts_of(rest: Rest, wards: Mapping[int, tuple[Context, ...]]) -> tuple[Context, ...]:

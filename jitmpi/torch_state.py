@@ -67,6 +67,11 @@ class TrainingState:
         """Whether there is an optimizer."""
         return bool(self._optimizers)
 
+    @property
+    def fewest_updates(self) -> int:
+        """How many updates make a minibatch: one for each optimizer, or the one of the GradScaler."""
+        return 1 if self._scaler is not None else max(1, len(self._optimizers))
+
     def tensors(self) -> list[tuple[TensorInfo, torch.Tensor]]:
         """Return every tensor of the state in canonical order: live, not copied.
 

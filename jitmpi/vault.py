@@ -26,11 +26,13 @@ class Vault:
     """One training state, listed once and read by rows.
 
     Attributes:
+        updates: that a minibatch has, as far as the number of optimizers tells.
         clock: tells whether the device has done the last update; the training thread sets it.
     """
 
     def __init__(self, state: TrainingState, shadow: BufferShadow) -> None:
         self._state, self._shadow = state, shadow
+        self.updates = state.fewest_updates
         self._reader = device.HostReader()
         tensors = [tensor for _, tensor in state.tensors()]
         device.prepare(tensors, self._reader)

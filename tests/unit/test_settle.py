@@ -104,7 +104,7 @@ def test_between_two_updates_of_one_minibatch_nothing_is_intact() -> None:
     door.begin_update()
     door.end_update()
     door.close()
-    rest = door.rest(TAIL_WAIT, 0.0, 30.0)
+    rest = door.rest(30.0, 0.0, 30.0)
     assert rest is not None
     assert not rest.intact
 
@@ -126,3 +126,17 @@ def test_a_minibatch_is_at_its_first_boundary() -> None:
     door.at(Place("idle", 8, end))
     door.at(Place("between", 8, begin))
     assert (door.place.phase, door.place.context) == ("between", end)
+
+
+def test_the_first_minibatch_of_two_optimizers_is_not_whole_after_one() -> None:
+    """Half of the first minibatch after a start is nobody's state either; the other update gets its time."""
+    door = Gate(lambda: None, updates=2)
+    door.at(Place("between", 0, context(0)))
+    door.begin_update()
+    door.end_update()
+    door.close()
+    assert door.rest(TAIL_WAIT, 0.0, 30.0) is None
+    assert door.wait_until(0.0, 30.0) == 30.0
+    rest = door.rest(30.0, 0.0, 30.0)
+    assert rest is not None
+    assert not rest.intact
