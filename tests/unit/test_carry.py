@@ -24,7 +24,7 @@ carrier.lost_at_start(fault, Round(0, 2, (0, 1), 30.0, 100.0, "/d"))
 
 
 def test_an_exception_before_training_shows_its_traceback() -> None:
-    """The others leave because of it, and are then seen to close their connections: the cause is printed all the same."""
+    """The others leave because of it and close their connections: the cause is printed all the same."""
     ended = subprocess.run([sys.executable, "-c", LOST_AT_START], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 84
     assert "ValueError: a bug in the set-up" in ended.stderr
