@@ -16,8 +16,8 @@ from jitmpi import round as rounds
 from jitmpi.config import Settings
 from jitmpi.control import ControlPlane
 from jitmpi.detect import merge
-from jitmpi.errors import ClaimedError, JitError
-from jitmpi.events import Described, Fault, Member
+from jitmpi.errors import ClaimedError, JitError, SaveError
+from jitmpi.events import Described, Fault, Member, SavePlan, Written
 from jitmpi.messages import Kind
 from jitmpi.settle import Gate
 from jitmpi.vault import Vault
@@ -45,6 +45,8 @@ class Carrier:
         self.settings, self.members, self.versions = settings, members, versions
         self._plane, self._vault, self._gate = plane, vault, gate
         self._brought: list[Callable[[], None]] = []
+        self._epoch = 0  # of the newest plan; the write of an older one gives up
+        self._writing = threading.Lock()  # two writes at once would read through the same pinned buffers
 
     def carry(self, action: rounds.Action, state: rounds.Round) -> None:
         """Carry out one action; results of writes and commits come back through `bring_back`."""
@@ -61,6 +63,7 @@ class Carrier:
                 state.marks.setdefault("agreed", time.time())
                 self.announce(action.fault, action.phase)
             case rounds.Write():
+                self._epoch = action.plan.epoch
                 threading.Thread(target=self._write, args=(action, state), daemon=True).start()
             case rounds.Commit():
                 threading.Thread(target=self._commit, args=(action, state), daemon=True).start()
@@ -102,18 +105,26 @@ class Carrier:
         first = plan.coordinator not in savers and self.settings.rank == savers[0]
         try:
             described = Described(plan.epoch, tuple(self._vault.tensors()), self._vault.scalars()) if first else None
-            written = save.save(
-                plan,
-                rank=self.settings.rank,
-                tensors=self._vault.tensors(),
-                read=self._vault.read,
-                deadline=time.monotonic() + self.settings.options.save,
-            )
+            written = self._save(plan, time.monotonic() + self.settings.options.save)
         except Exception as error:
             reason = _reason(error)
             self._bring(lambda: state.failed(plan.epoch, reason, time.monotonic()))
         else:
             self._bring(lambda: state.saved(written, time.monotonic(), time.time(), described))
+
+    def _save(self, plan: SavePlan, deadline: float) -> Written:
+        def read(index: int, start: int, stop: int) -> memoryview:
+            if plan.epoch != self._epoch:
+                raise SaveError("a newer plan replaces it")
+            return self._vault.read(index, start, stop)
+
+        if not self._writing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise SaveError("the write of an older plan did not end")
+        try:
+            rank, tensors = self.settings.rank, self._vault.tensors()
+            return save.save(plan, rank=rank, tensors=tensors, read=read, deadline=deadline)
+        finally:
+            self._writing.release()
 
     def _commit(self, action: rounds.Commit, state: rounds.Round) -> None:
         decision, described = action.decision, action.described
