@@ -74,11 +74,12 @@ class Agent:
         for buddy in self._buddies:
             self._plane.send(buddy, Kind.START, messages.encode_context(start))
 
-    def hand_over(self, context: Context) -> None:
-        """Training thread: give the buddies this rank's replay context; never waits."""
+    def hand_over(self, context: Context) -> bool:
+        """Training thread: give the buddies this rank's replay context, never waiting; True when all have it."""
+        if not self._buddies:
+            return True
         payload = messages.encode_context(context)
-        for buddy in self._buddies:
-            self._plane.offer(buddy, Kind.CONTEXT, payload)
+        return all([self._plane.offer(buddy, Kind.CONTEXT, payload) for buddy in self._buddies])
 
     def began(self, minibatch: int) -> None:
         """Training thread: every rank has S(minibatch); until the first update there is nothing new to save."""
@@ -95,6 +96,11 @@ class Agent:
         self._plane.broadcast(Kind.GOODBYE, messages.encode_dict({}))
         self._plane.wake()
         return self._all_done.wait(patience)
+
+    def end_overdue(self) -> None:
+        """Timer: MPI does not come to its end; this process does, unless it saves the state just now."""
+        if not self._round.active:
+            leave.end(0)
 
     def tell(self, event: dict[str, object]) -> bool:
         """Send a notice to jit-srun; False when it cannot be reached."""
@@ -141,8 +147,7 @@ class Agent:
         if event.said_goodbye and not self._round.active:
             self._round.lost.add(event.rank)
             return
-        if self._finished:
-            leave.end(0)  # this rank's work is done; the collective end of MPI would never come
+        self._end_if_done()
         node = self.members[event.rank].node
         how = "does not answer any more" if event.unreachable else "closed its connection"
         away = (event.rank,) if event.unreachable else ()
@@ -177,9 +182,13 @@ class Agent:
             case Kind.GOODBYE:
                 self._goodbyes.add(rank)
 
+    def _end_if_done(self) -> None:
+        """A rank at its end still holds the final state, and others may need it; one that left its loop does not."""
+        if self._finished and self.gate.place.phase != "idle":
+            leave.end(0)  # the collective end of MPI would never come
+
     def _on_fault(self, rank: int, fault: Fault, now: float) -> None:
-        if self._finished:
-            leave.end(0)
+        self._end_if_done()
         if self.gate.place.phase == "starting":
             self._carrier.lost_at_start(fault, self._round)
         self._round.on_fault(rank, fault, now)
@@ -189,9 +198,9 @@ class Agent:
         if self._first_update is not None and self.settings.rank == 0:
             minibatch, self._first_update = self._first_update, None
             self.tell({"event": "update", "minibatch": minibatch})
-        if self._finished and self._plane.peers <= self._goodbyes | self._round.lost:
-            self._all_done.set()
         if not self._round.active:
+            if self._finished and self._plane.peers <= self._goodbyes | self._round.lost:
+                self._all_done.set()
             self._watch(time.monotonic())
         self._carry()
         if self._closed_at is not None and not self._reported:

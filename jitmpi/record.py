@@ -29,6 +29,7 @@ class Recorder:
         self._start: dict[str, bytes] = {}  # what the current feed began with; part of every context of it
         self._minibatch = -1
         self._first = True
+        self._foreseen: tuple[int, dict[str, bytes]] | None = None  # the forecast that every buddy has
 
     def opened(self, position: Position, start: dict[str, bytes]) -> None:
         """Note a new feed and tell the buddies what it began with, once."""
@@ -94,5 +95,8 @@ class Recorder:
             pieces["user"] = codec.dumps(user)
         if buffers and self._shadow.travels:
             pieces.update(buffers)
-        self._agent.hand_over(Context(self._rank, minibatch, exact, pieces))
+        # A forecast that came true need not be told again; a state of the user's own is checked against the exact one.
+        if not exact or user or self._foreseen != (minibatch, pieces):
+            delivered = self._agent.hand_over(Context(self._rank, minibatch, exact, pieces))
+            self._foreseen = (minibatch, pieces) if delivered and not exact else None
         return Context(self._rank, minibatch, exact, {**pieces, **buffers, **self._start})

@@ -1,0 +1,75 @@
+"""record: what a rank hands over at each minibatch, and when it need not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from jitmpi.buffers import BufferShadow
+from jitmpi.device import CPU, StreamClock
+from jitmpi.events import Context
+from jitmpi.position import Position
+from jitmpi.record import Recorder
+from jitmpi.settle import Gate
+
+
+class Agent:
+    """Stands in for the agent: keeps what is handed over."""
+
+    def __init__(self) -> None:
+        self.given: list[Context] = []
+        self.delivers = True
+        self.gate = Gate(lambda: None)
+        self.settings = SimpleNamespace(rank=3)
+        self.progress = SimpleNamespace(passed=lambda now: None, pause=lambda: None)
+
+    def hand_over_start(self, start: Context) -> None:
+        assert start.minibatch == -1
+
+    def hand_over(self, context: Context) -> bool:
+        self.given.append(context)
+        return self.delivers
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def recorder(agent: Agent) -> Recorder:
+    made = Recorder(agent, BufferShadow(torch.nn.Linear(1, 1)), StreamClock(CPU))  # type: ignore[arg-type]
+    made.opened(Position(0, 0, 0), {"start/x": b"began"})
+    made.boundary(0, Position(0, 0, 0), {}, {})
+    return made
+
+
+def told(agent: Agent) -> list[tuple[int, bool]]:
+    return [(c.minibatch, c.exact) for c in agent.given]
+
+
+def test_a_forecast_that_came_true_is_not_told_again(agent: Agent, recorder: Recorder) -> None:
+    """One frame a minibatch; the rank itself has the exact context."""
+    recorder.forecast(Position(0, 0, 1), {}, {})
+    recorder.boundary(1, Position(0, 0, 1), {}, {})
+    assert told(agent) == [(0, True), (1, False)]
+    context = agent.gate.place.context
+    assert context is not None
+    assert (context.minibatch, context.exact, context.pieces["start/x"]) == (1, True, b"began")
+
+
+@pytest.mark.parametrize("change", ["random", "position", "own", "user", "undelivered"])
+def test_what_the_forecast_did_not_know_is_told(agent: Agent, recorder: Recorder, change: str) -> None:
+    """A random number drawn in the tail, another position, a changed state, a frame that did not get through."""
+    agent.delivers = change != "undelivered"
+    recorder.forecast(Position(0, 0, 1), {}, {})
+    if change == "random":
+        torch.rand(1)
+    position = Position(1, 0, 0) if change == "position" else Position(0, 0, 1)
+    user: dict[str, Any] = {"best": 1.0} if change == "user" else {}
+    own = {"dataset/generator": b"1"} if change == "own" else {}
+    recorder.boundary(1, position, user, own)
+    assert told(agent) == [(0, True), (1, False), (1, True)]
