@@ -15,7 +15,6 @@ import traceback
 from types import FrameType, TracebackType
 from typing import Any
 
-from jitmpi import leave
 from jitmpi.agent import Agent
 from jitmpi.comm import World
 
@@ -60,7 +59,7 @@ def _at_exit(agent: Agent, world: World, process: int) -> None:
     if agent.settings.rank == 0 and orderly:
         agent.tell({"event": "finished"})
     if agent.finish(None if orderly else UNFINISHED_WAIT):
-        timer = threading.Timer(FINALIZE_WAIT, leave.end, (0,))
+        timer = threading.Timer(FINALIZE_WAIT, agent.end_overdue)
         timer.daemon = True
         timer.start()
         world.close()

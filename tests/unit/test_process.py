@@ -15,6 +15,7 @@ from jitmpi.settle import Gate, Place
 warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork
 agent = SimpleNamespace(gate=Gate(lambda: os.write(2, b"parked ")), settings=SimpleNamespace(rank=0))
 agent.gate.at(Place("idle", 3))
+agent.end_overdue = lambda: None
 agent.tell = lambda event: print("tells", event["event"], os.getpid() == parent, flush=True)
 agent.finish = lambda patience: print("finishes", os.getpid() == parent, flush=True) or True
 world = SimpleNamespace(close=lambda: print("closes", os.getpid() == parent, flush=True))
