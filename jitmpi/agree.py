@@ -99,15 +99,15 @@ def _contexts(reports: Iterable[Report], minibatch: int) -> dict[int, Context]:
     """Choose for every rank the best context of `minibatch`: exact before forecast, the rank's own before a buddy's.
 
     A minibatch has several boundaries where an epoch ends: all ranks go on from the first, or some would run the
-    script's lines between the epochs and others would not. Of forecasts, one a micro-batch, the last is the right one.
+    script's lines between the epochs and others would not. That one may be known as a forecast only: one that came true
+    is not told again. Of forecasts, one a micro-batch, the last is the right one.
     """
     best: dict[int, tuple[tuple[object, ...], Context]] = {}
     for report in reports:
         for context in report.contexts:
             if context.minibatch == minibatch:
-                place = _place(context)
-                early = tuple(-number for number in place) if context.exact else place
-                worth = (context.exact, early, context.rank == report.rank)
+                epoch, feed, index = _place(context)
+                worth = (-epoch, -feed, context.exact, -index if context.exact else index, context.rank == report.rank)
                 if context.rank not in best or worth > best[context.rank][0]:
                     best[context.rank] = (worth, context)
     return {rank: context for rank, (_, context) in sorted(best.items())}

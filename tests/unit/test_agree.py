@@ -151,3 +151,11 @@ def test_of_the_micro_batches_forecasts_the_last_one_counts() -> None:
     for order in ((early, late), (late, early)):
         decision = decide([report(0, 5, own, *order)], world=2)
         assert Position.decode(decision.contexts[1].pieces["position"]).index == 20
+
+
+def test_the_end_of_an_epoch_may_be_known_as_a_forecast_only() -> None:
+    """A forecast that came true was not told again; the exact context of the next epoch's begin does not outdo it."""
+    end, begin = Position(0, 0, 4), Position(1, 0, 0)
+    contexts = (at(0, 4, end), at(1, 4, end, exact=False), at(1, 4, begin))
+    chosen = decide([report(0, 4, *contexts)], world=2).contexts[1]
+    assert Position.decode(chosen.pieces["position"]) == end
