@@ -79,7 +79,8 @@ class Agent:
         if not self._buddies:
             return True
         payload = messages.encode_context(context)
-        return all([self._plane.offer(buddy, Kind.CONTEXT, payload) for buddy in self._buddies])
+        taken = [self._plane.offer(buddy, Kind.CONTEXT, payload) for buddy in self._buddies]
+        return all(taken)
 
     def began(self, minibatch: int) -> None:
         """Training thread: every rank has S(minibatch); until the first update there is nothing new to save."""

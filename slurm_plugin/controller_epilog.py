@@ -25,6 +25,8 @@ QUICK: Final = 60.0  # seconds of looking often: a job whose nodes all live is p
 DEADLINE: Final = 900.0  # seconds of looking at all: a job with a dead node completes only after SlurmdTimeout (300 s)
 PAUSE: Final = 0.3  # seconds between two looks
 SLOW_PAUSE: Final = 3.0
+# slurmd refuses, as revoked, what is started within the second in which it ended the job before; clocks differ too.
+REVOKED: Final = 2.0
 
 
 def main() -> int:
@@ -64,13 +66,18 @@ def hasten(
     Returns "" for a job that does not come back.
     """
     begin = clock()
+    waited = False
     while (spent := clock() - begin) < DEADLINE:
         try:
             job = slurm.job(job_id)
         except SlurmError:
             return ""  # gone from Slurm's memory, or slurmctld is ending: nothing to bring forward
         if not job.completing and job.state == "PENDING":
-            return _start_now(slurm, job_id, job, nodes) if job.restarts > 0 else ""
+            if waited or job.restarts == 0:
+                return _start_now(slurm, job_id, job, nodes) if job.restarts > 0 else ""
+            waited = True
+            sleep(REVOKED)
+            continue
         if not job.completing:
             return ""  # over, or running again already
         sleep(PAUSE if spent < QUICK else SLOW_PAUSE)

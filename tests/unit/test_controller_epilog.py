@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_plugin.controller_epilog import DEADLINE, hasten, job_of
+from slurm_plugin.controller_epilog import DEADLINE, REVOKED, hasten, job_of
 from slurm_plugin.slurm_text import JobInfo, NodeInfo
 from tests.unit.fake_slurm import FakeSlurm
 
@@ -39,8 +39,9 @@ def run(then: JobInfo, until: float = 5.0) -> tuple[str, FakeSlurm, Time]:
 
 
 def test_a_requeued_job_starts_now_without_its_sick_nodes() -> None:
-    """As soon as it is pending; what was excluded before stays so."""
-    done, slurm, _ = run(JobInfo("7", "PENDING", restarts=1, excluded=("n9",)))
+    """Once it is pending, but not in the second in which its nodes ended it; what was excluded before stays so."""
+    done, slurm, time = run(JobInfo("7", "PENDING", restarts=1, excluded=("n9",)))
+    assert 5.0 + REVOKED <= time.now < 5.0 + 2 * REVOKED
     assert slurm.done == [("update", "7", "now", ("n9", "n2", "n3"))]
     assert done == "job 7 may start now without n9,n2,n3"
 
