@@ -135,6 +135,10 @@ def _nothing_saved(case: Case) -> Recovery | None:
     why = out.lost or "no rank left a checkpoint"
     if out.fault == "signal":
         return Recovery("stop", f"nothing could be saved before the planned end ({why}) and there is no checkpoint")
+    if out.finished and not out.fault:
+        return Recovery(
+            "stop", f"the training came to its end, but {_what(out)}; there is no checkpoint to repeat it from"
+        )
     return Recovery("stop", f"all replicas lost {_at(case)} ({why}) and there is no earlier checkpoint")
 
 

@@ -67,6 +67,15 @@ def test_a_dead_node_without_a_spare_goes_through_the_queue_without_it() -> None
     assert (recovery.action, recovery.exclude) == ("requeue", ("n2",))
 
 
+def test_a_death_after_the_end_of_training_is_not_called_a_loss_of_all_replicas() -> None:
+    """What is said fits what happened: the results are there, one process did not end well."""
+    late = replace(SAVED, code=137, fault="", blamed=(), committed=None, finished=True)
+    recovery = decide(case(late))
+    assert recovery.action == "stop"
+    assert "came to its end" in recovery.reason
+    assert "137" in recovery.reason
+
+
 def test_a_batch_host_that_was_cut_off_itself_does_not_exclude_the_others() -> None:
     """It saw most nodes go and come back: excluding them could leave the job pending for ever."""
     others = replace(SAVED, unreachable=("n2", "n3", "n4"))
