@@ -11,7 +11,7 @@ import time
 import traceback
 
 from jitmpi import control, leave, messages, topology
-from jitmpi.carry import Carrier
+from jitmpi.carry import Carrier, hear
 from jitmpi.config import Settings
 from jitmpi.detect import Progress
 from jitmpi.errors import WireError
@@ -21,8 +21,8 @@ from jitmpi.round import Round
 from jitmpi.settle import Gate
 from jitmpi.vault import Vault
 from jitmpi.wards import Wards
+from jitmpi.watch import Watch
 
-WATCHED = ("between", "updating")  # phases inside a minibatch, where silence can be a hang
 DEVICE_LOOK = 0.005  # seconds between looks at a device that still works on the last update
 IDLE_POLL = 3600.0  # seconds; with nothing to wait for the thread sleeps until a peer or the training thread wakes it
 
@@ -50,6 +50,7 @@ class Agent:
         self.gate = Gate(plane.wake, vault.updates)
         options = settings.options
         self.progress = Progress(options.hang, options.hang_floor)
+        self._watch = Watch(self.progress, self.gate, vault.training)
         self._carrier = Carrier(settings, members, plane, vault, self.gate, versions)
         self._wards = Wards(topology.wards(members, settings.rank), plane.contexts)
         self._buddies = topology.buddies(members, settings.rank)
@@ -120,9 +121,7 @@ class Agent:
     def _timeout(self) -> float:
         times = [self._round.wait_until()]
         if self._closed_at is None:
-            times.append(self.progress.overdue_at() if self.gate.place.phase in WATCHED else None)
-            if self.progress.factor and not self._round.active:
-                times.append(time.monotonic() + self.progress.floor)  # the training thread does not wake this one
+            times.append(self._watch.wait_until(time.monotonic()))
         elif not self._reported:
             times.append(self.gate.wait_until(self._closed_at, self.settings.options.settle))
             if not self._vault.still():
@@ -147,6 +146,7 @@ class Agent:
     def _on_gone(self, event: control.Gone) -> None:
         if event.said_goodbye and not self._round.active:
             self._round.lost.add(event.rank)
+            self._watch.deserted(time.monotonic())
             return
         self._end_if_done()
         node = self.members[event.rank].node
@@ -159,29 +159,20 @@ class Agent:
         self._round.on_gone(fault, time.monotonic())
 
     def _on_frame(self, rank: int, kind: Kind, payload: bytes) -> None:
-        now, wall = time.monotonic(), time.time()
+        now = time.monotonic()
         match kind:
             case Kind.START:
                 self._wards.began(rank, payload)
             case Kind.FAULT:
                 self._on_fault(rank, messages.decode_fault(payload), now)
-            case Kind.REPORT:
-                self._round.on_report(messages.decode_report(payload), now)
-            case Kind.PLAN:
-                self._round.on_plan(messages.decode_plan(payload), now)
-            case Kind.WRITTEN:
-                self._round.on_written(messages.decode_written(payload), now, wall)
-            case Kind.DESCRIBED:
-                self._round.on_described(messages.decode_described(payload))
-            case Kind.FAILED:
-                values = messages.decode_dict(payload)
-                self._round.on_failed(rank, int(values["epoch"]), str(values["reason"]), now)
-            case Kind.COMMITTED:
-                self._round.on_committed(str(messages.decode_dict(payload)["directory"]))
-            case Kind.ABORT:
-                self._round.on_abort(str(messages.decode_dict(payload)["reason"]))
             case Kind.GOODBYE:
                 self._goodbyes.add(rank)
+            case Kind.ASK if self._watch.busy():
+                self._plane.send(rank, Kind.BUSY, messages.encode_dict({}))
+            case Kind.BUSY:
+                self._watch.explained(now)
+            case _:
+                hear(self._round, rank, kind, payload)
 
     def _end_if_done(self) -> None:
         """A rank at its end still holds the final state, and others may need it; one that left its loop does not."""
@@ -202,7 +193,7 @@ class Agent:
         if not self._round.active:
             if self._finished and self._plane.peers <= self._goodbyes | self._round.lost:
                 self._all_done.set()
-            self._watch(time.monotonic())
+            self._look(time.monotonic())
         self._carry()
         if self._closed_at is not None and not self._reported:
             self._settle(time.monotonic())
@@ -216,16 +207,18 @@ class Agent:
         for action in self._round.take():
             self._carrier.carry(action, self._round)
 
-    def _watch(self, now: float) -> None:
+    def _look(self, now: float) -> None:
         rank = self.settings.rank
         if self.gate.error:
             last = self.gate.error.strip().splitlines()[-1]
             self._fault("exception", (rank,), f"rank {rank} raised {last}")
             return
-        overdue = self.progress.overdue_at()
-        if overdue is not None and now >= overdue and self.gate.place.phase in WATCHED:
-            waited = now - (self.progress.last or now)
-            self._fault("hang", (), f"rank {rank} passed no boundary for {waited:.0f} s")
+        match self._watch.look(now):
+            case "ask":
+                self._plane.broadcast(Kind.ASK, messages.encode_dict({}))
+            case "hang":
+                waited = now - (self.progress.last or now)
+                self._fault("hang", (), f"rank {rank} passed no boundary for {waited:.0f} s")
 
     def _planned(self, signum: int) -> None:
         if self.gate.place.phase == "starting":

@@ -26,6 +26,31 @@ COORDINATOR_WAIT = 10.0  # seconds for the coordinator to see to the job before 
 FLUSH = 2.0  # seconds for last frames to leave before the process does
 
 
+def hear(state: rounds.Round, rank: int, kind: Kind, payload: bytes) -> None:
+    """Hand what another rank told to the round: the other end of `Tell`.
+
+    Raises:
+        WireError, KeyError, TypeError, ValueError: it is malformed.
+    """
+    now = time.monotonic()
+    match kind:
+        case Kind.REPORT:
+            state.on_report(messages.decode_report(payload), now)
+        case Kind.PLAN:
+            state.on_plan(messages.decode_plan(payload), now)
+        case Kind.WRITTEN:
+            state.on_written(messages.decode_written(payload), now, time.time())
+        case Kind.DESCRIBED:
+            state.on_described(messages.decode_described(payload))
+        case Kind.FAILED:
+            values = messages.decode_dict(payload)
+            state.on_failed(rank, int(values["epoch"]), str(values["reason"]), now)
+        case Kind.COMMITTED:
+            state.on_committed(str(messages.decode_dict(payload)["directory"]))
+        case Kind.ABORT:
+            state.on_abort(str(messages.decode_dict(payload)["reason"]))
+
+
 class Carrier:
     """The hands of one rank's round.
 

@@ -44,6 +44,11 @@ class Progress:
         """Note that the loop ended or rests: the time until the next boundary is not a minibatch."""
         self.last = None
 
+    def postpone(self, now: float) -> None:
+        """Begin to count anew: what took so long was no part of the minibatch."""
+        if self.last is not None:
+            self.last = now
+
     def overdue_at(self) -> float | None:
         """Return when (monotonic seconds) silence becomes a hang; None while that cannot be said."""
         last = self.last

@@ -34,9 +34,11 @@ class Kind(IntEnum):
     GOODBYE = 9  # an orderly end; the connection's close that follows is no fault
     START = 10  # what a feed of the data began with, to the buddies; part of every context of that feed
     DESCRIBED = 11  # what the savers' state consists of, from the first of them to a coordinator that holds another
+    ASK = 12  # is anybody busy outside the minibatch? before a hang is called
+    BUSY = 13  # yes
 
 
-CONTEXT, FAULT, REPORT, PLAN, WRITTEN, FAILED, COMMITTED, ABORT, GOODBYE, START, DESCRIBED = Kind
+CONTEXT, FAULT, REPORT, PLAN, WRITTEN, FAILED, COMMITTED, ABORT, GOODBYE, START, DESCRIBED, ASK, BUSY = Kind
 KINDS: Final = {kind.name.lower(): kind for kind in Kind}  # "fault" -> FAULT
 CONTEXT_HEAD: Final = struct.Struct("!IqBII")  # rank, minibatch, exact, pieces, bytes of their names
 FORECAST: Final = struct.Struct("!IqB")  # of that: which minibatch of which rank, exact or not

@@ -68,6 +68,11 @@ class TrainingState:
         return bool(self._optimizers)
 
     @property
+    def training(self) -> bool:
+        """Whether the model is in training mode, and not evaluated just now."""
+        return self._module.training
+
+    @property
     def fewest_updates(self) -> int:
         """How many updates make a minibatch: one for each optimizer, or the one of the GradScaler."""
         return 1 if self._scaler is not None else max(1, len(self._optimizers))

@@ -46,6 +46,10 @@ class Vault:
         """Whether the device has done all updates that Python has queued."""
         return self.clock.done()
 
+    def training(self) -> bool:
+        """Whether the model is in training mode."""
+        return self._state.training
+
     def note(self, rest: Rest) -> str:
         """Finish a minibatch whose tail was cut off and hold on to its scalars, for the script may still be running.
 
