@@ -19,7 +19,7 @@ from jitmpi import comm, commit, config, control, leave, preflight, process, rep
 from jitmpi.agent import Agent
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
-from jitmpi.errors import ConfigError, JitError
+from jitmpi.errors import AttachError, BootstrapError, ConfigError, JitError
 from jitmpi.events import Member
 from jitmpi.record import Recorder
 from jitmpi.run import Run
@@ -28,6 +28,7 @@ from jitmpi.vault import Vault
 from slurm_plugin.contract import EXIT_REFUSED
 
 BOOTSTRAP = 300.0  # seconds for all ranks to come up; on a slow file system importing torch alone takes a minute
+_begun: list[Settings] = []  # of this process: at most one
 STATE_COPIES = 3  # parameters and two moments: what a checkpoint will hold, before the optimizer has any state
 
 
@@ -56,7 +57,7 @@ def attach(
     state = TrainingState(model, optimizer, scheduler, scaler)
     try:
         settings = config.read()
-        run = Run(state) if settings is None else _begin(settings, state)
+        run = Run(state) if settings is None else _begin_once(settings, state)
     except JitError as error:
         sys.stderr.write(f"jit-ckpt: the training was not started: {error}\n")
         sys.stderr.flush()
@@ -72,12 +73,28 @@ def attach(
     return run
 
 
+def _begin_once(settings: Settings, state: TrainingState) -> Run:
+    if threading.current_thread() is not threading.main_thread():
+        raise AttachError("attach was called in a thread; signals can be taken in the main thread only: call it there")
+    if _begun:
+        raise AttachError("attach was called twice; one call protects all: optimizer and scheduler may be lists")
+    _begun.append(settings)
+    return _begin(settings, state)
+
+
 def _begin(settings: Settings, state: TrainingState) -> Run:
     """Bring this rank into the world, restore it, and start its agent."""
     watchdog = threading.Timer(BOOTSTRAP, leave.die, (settings, f"the ranks did not come up in {BOOTSTRAP:.0f} s"))
     watchdog.daemon = True
     watchdog.start()
     world = comm.open_world(settings)
+    try:
+        return _protect(world, settings, state, watchdog)
+    except BootstrapError as error:  # a rank or node was lost meanwhile: unlike bad input, worth another start
+        leave.die(settings, f"the ranks did not come up: {error}")
+
+
+def _protect(world: comm.World, settings: Settings, state: TrainingState, watchdog: threading.Timer) -> Run:
     _preflight(world, settings, state)
     plane, members = _connect(world, settings)
     watchdog.cancel()
