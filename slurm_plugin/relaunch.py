@@ -149,6 +149,9 @@ class Relauncher:
         job = self._job()
         nodes = job.nodes if job and job.nodes else self._site.nodes
         kept = tuple(n for n in self._site.nodes if n in nodes)
+        if 2 * len(self._gone.intersection(outcome.nodes)) > len(outcome.nodes):
+            self._gone.clear()  # so many: this node may have been the one that was cut off, and they answer again
+            self._asked = (-FRESH, frozenset())
         case = Case(
             outcome=outcome,
             history=tuple(history),
