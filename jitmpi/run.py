@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from jitmpi.torch_state import TrainingState
 
 Batch = TypeVar("Batch")
+NESTED = (
+    "two loaders are open at once: the inner one's position is not kept, a resume begins it anew; that is right for an "
+    "evaluation inside the loop, but batches to train on must come from one loader"
+)
 DROPS = frozenset(["POP_TOP", "POP_ITER"])  # what `break` and `return` end a loop with; POP_ITER from Python 3.14 on
 
 
@@ -51,7 +55,8 @@ class Run:
         self._updated = self._in_flight = self._used = False  # of the minibatch under way
         self._target: Position | None = None  # where to go on, until it is reached
         self._pieces: Mapping[str, bytes] = {}
-        self._feed: loader.Feed | None = None
+        self._feed: tuple[loader.Feed, int] | None = None  # the one that is open, and its number in the epoch
+        self._nested = False  # whether the user was told what that means
         if cursor is not None:
             self._aim(cursor)
 
@@ -64,12 +69,18 @@ class Run:
 
     def minibatches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a DataLoader (or of any iterable) that are left in this epoch."""
+        if self._feed is not None:  # the boundaries, and what they are counted by, belong to the outer loop
+            if self._recorder is not None and not self._nested:
+                self._nested = True
+                sys.stderr.write(f"jit-ckpt: {NESTED}\n")
+            yield from loader.open_feed(batches)
+            return
         number = self._feeds
         self._feeds += 1
         feed = self._open(batches, number)
         if feed is None:
             return
-        self._feed = feed
+        self._feed = feed, number
         first = True
         try:
             while True:
@@ -102,9 +113,9 @@ class Run:
     def after_forward(self) -> None:
         """Model hook: the random numbers of this minibatch are drawn."""
         self._used = True
-        feed = self._feed
-        if self._recorder is not None and feed is not None:
-            position = Position(self._epoch, self._feeds - 1, feed.index)
+        if self._recorder is not None and self._feed is not None:
+            feed, number = self._feed
+            position = Position(self._epoch, number, feed.index)
             self._recorder.forecast(position, self.state, feed.pieces())
 
     def _boundary(

@@ -230,3 +230,21 @@ def test_schedulers_that_step_between_epochs_step_once() -> None:
         seen[run.minibatch] = state.scalars()
         scheduler.step()
         assert state.scalars_of(run.minibatch) == seen[run.minibatch] != state.scalars()
+
+
+def test_a_loader_inside_another_ones_loop_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Boundaries and positions are those of the outer loader, before its update and behind it (evaluation)."""
+    model, optimizer, state = objects()
+    log = Log()
+    places: list[tuple[int, int]] = []
+    log.forecast = lambda position, user, own: places.append((position.feed, position.index))  # type: ignore[method-assign]
+    run = hooked(state, log)
+    for (x,) in run.minibatches(loader(6)):
+        assert len(list(run.minibatches(loader(2)))) == 1
+        model(x).sum().backward()
+        optimizer.step()
+        assert len(list(run.minibatches(loader(2)))) == 1
+    assert places == [(0, 1), (0, 2), (0, 3)]
+    rows = [(m, p.feed, p.index) for m, p, _ in log.boundaries]
+    assert rows == [(0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 0, 3), (3, 0, 3)]
+    assert capsys.readouterr().err.count("two loaders") == 1
