@@ -7,7 +7,7 @@ Rule 2: same reports in, in any order, same decision out.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitmpi.errors import NotCoveredError
 from jitmpi.events import Context, Report
@@ -110,12 +110,32 @@ def _contexts(reports: Iterable[Report], minibatch: int) -> dict[int, Context]:
                 worth = (-epoch, -feed, context.exact, -index if context.exact else index, context.rank == report.rank)
                 if context.rank not in best or worth > best[context.rank][0]:
                     best[context.rank] = (worth, context)
-    return {rank: context for rank, (_, context) in sorted(best.items())}
+    chosen = {rank: context for rank, (_, context) in sorted(best.items())}
+    return _left_together(chosen)
+
+
+def _left_together(contexts: dict[int, Context]) -> dict[int, Context]:
+    """A forecast knows nothing of a `break` behind it: what the script did on the other ranks, it did on this one."""
+    places = [_position(context) for context in contexts.values() if context.exact]
+    left = {place for place in places if place is not None and place.done}
+    found = dict(contexts)
+    for rank, context in contexts.items():
+        here = _position(context)
+        if here is not None and not context.exact:
+            behind = replace(here, done=True)
+            if behind in left:
+                pieces = {**context.pieces, "position": behind.encode()}
+                found[rank] = Context(rank, context.minibatch, False, pieces)
+    return found
 
 
 def _place(context: Context) -> tuple[int, int, int]:
+    position = _position(context)
+    return (0, 0, 0) if position is None else (position.epoch, position.feed, position.index)
+
+
+def _position(context: Context) -> Position | None:
     try:
-        position = Position.decode(context.pieces["position"])
+        return Position.decode(context.pieces["position"])
     except (KeyError, TypeError, ValueError):
-        return (0, 0, 0)
-    return (position.epoch, position.feed, position.index)
+        return None

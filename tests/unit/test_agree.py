@@ -159,3 +159,10 @@ def test_the_end_of_an_epoch_may_be_known_as_a_forecast_only() -> None:
     contexts = (at(0, 4, end), at(1, 4, end, exact=False), at(1, 4, begin))
     chosen = decide([report(0, 4, *contexts)], world=2).contexts[1]
     assert Position.decode(chosen.pieces["position"]) == end
+
+
+def test_a_break_behind_the_update_counts_for_the_dead_rank_too() -> None:
+    """The survivors left the loop early; the rank that died in that update must not take the feed up again."""
+    left, ahead = Position(0, 0, 3, True), Position(0, 0, 3)
+    chosen = decide([report(0, 4, at(0, 4, left), at(1, 4, ahead, exact=False))], world=2).contexts
+    assert [Position.decode(chosen[r].pieces["position"]) for r in range(2)] == [left, left]
