@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from jitmpi import codec, random_state
+from jitmpi import codec, leave, random_state
 from jitmpi.events import Context
 from jitmpi.settle import Place
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from jitmpi.buffers import BufferShadow
     from jitmpi.device import StreamClock
     from jitmpi.position import Position
+
+LARGE = 64 << 10  # bytes of run.state: to write them takes a few milliseconds, twice a minibatch
+COSTS = "it is written and sent with every minibatch: keep what grows, such as losses, in a file of your own"
 
 
 class Recorder:
@@ -29,6 +32,7 @@ class Recorder:
         self._start: dict[str, bytes] = {}  # what the current feed began with; part of every context of it
         self._minibatch = -1
         self._first = True
+        self._warned = False
         self._foreseen: tuple[int, dict[str, bytes]] | None = None  # the forecast that every buddy has
 
     def opened(self, position: Position, start: dict[str, bytes]) -> None:
@@ -93,6 +97,9 @@ class Recorder:
         pieces.update(own)
         if user:
             pieces["user"] = codec.dumps(user)
+            if len(pieces["user"]) > LARGE and not self._warned:
+                self._warned = True
+                leave.say(self._agent.settings, f"run.state has {len(pieces['user'])} bytes; {COSTS}")
         if buffers and self._shadow.travels:
             pieces.update(buffers)
         # A forecast that came true need not be told again; a state of the user's own is checked against the exact one.

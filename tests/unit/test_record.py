@@ -23,7 +23,7 @@ class Agent:
         self.given: list[Context] = []
         self.delivers = True
         self.gate = Gate(lambda: None)
-        self.settings = SimpleNamespace(rank=3)
+        self.settings = SimpleNamespace(rank=3, node="n3")
         self.progress = SimpleNamespace(passed=lambda now: None, pause=lambda: None)
 
     def hand_over_start(self, start: Context) -> None:
@@ -73,3 +73,10 @@ def test_what_the_forecast_did_not_know_is_told(agent: Agent, recorder: Recorder
     own = {"dataset/generator": b"1"} if change == "own" else {}
     recorder.boundary(1, position, user, own)
     assert told(agent) == [(0, True), (1, False), (1, True)]
+
+
+def test_a_state_that_grows_is_said_once(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list that gets an entry each minibatch makes every later minibatch slower."""
+    for minibatch in (1, 2):
+        recorder.boundary(minibatch, Position(0, 0, minibatch), {"losses": ["0.123456789"] * 10_000}, {})
+    assert capsys.readouterr().err.count("run.state has") == 1
