@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from slurm_plugin import contract
+from slurm_plugin.requeue import fitting
 from slurm_plugin.slurm import JOB_ID, Slurm, open_slurm
 from slurm_plugin.slurm_text import JobInfo, SlurmError, expand
 
@@ -86,7 +87,7 @@ def hasten(
 
 def _start_now(slurm: Slurm, job_id: str, job: JobInfo, nodes: tuple[str, ...]) -> str:
     sick = [name for name, node in sorted(slurm.nodes(nodes).items()) if node.sick]
-    exclude = tuple(dict.fromkeys([*job.excluded, *sick]))
+    exclude = fitting(slurm, job, sick, log)
     slurm.update(job_id, start_time="now", exclude=exclude if exclude != job.excluded else None)
     return f"job {job_id} may start now" + (f" without {','.join(exclude)}" if exclude else "")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slurm_plugin.notice import Listener
+from slurm_plugin.overhear import Overhear, TaskEnd
 from slurm_plugin.slurm import Slurm
 from slurm_plugin.slurm_text import SlurmError
 
@@ -26,7 +28,9 @@ LEAVE_DEAD: Final = 0.3  # the same with a dead node: srun will not say when the
 END: Final = 5.0  # seconds for a step whose nodes all live to end after SIGKILL
 END_DEAD: Final = 0.2  # the same with a dead node: srun would wait for it, the tasks elsewhere are gone in milliseconds
 TICK: Final = 1.0  # seconds between looks at the file system and at deadlines
+LAST_WORDS: Final = 0.5  # seconds for srun's messages to come through after its end
 DOUBLE: Final = 1.0  # seconds within which srun takes a second Ctrl-C for "end it"
+EARLY: Final = 15.0  # seconds for the other ranks to end too when one has ended before training began
 SPARE: Final = 30.0  # seconds beyond the ranks' own deadlines before they are given up
 
 FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)  # srun passes these on to the ranks
@@ -85,6 +89,7 @@ class Launch:
     """One running srun and what is known of it.
 
     Args:
+        nodes: the launch's nodes, in the order of the ranks.
         slurm, job_id: for signals to the step; the bare number of the job, also for an array task.
         record: called with every notice.
         committed: whether the claim of this launch is on the file system (its notice may have died with a node).
@@ -97,6 +102,7 @@ class Launch:
         line: Sequence[str],
         environ: Mapping[str, str],
         *,
+        nodes: Sequence[str],
         slurm: Slurm,
         job_id: str,
         signals: Signals,
@@ -106,7 +112,9 @@ class Launch:
         reachable: Callable[[], bool],
         patience: float,
         say: Callable[[str], None],
+        early: float = EARLY,
     ) -> None:
+        self._early_patience = early
         self._slurm, self._job_id, self._say = slurm, job_id, say
         self._signals, self._listener, self._record = signals, listener, record
         self._committed, self._reachable, self._patience = committed, reachable, patience + SPARE
@@ -114,25 +122,55 @@ class Launch:
         self._fault_at: float | None = None
         self._sealed_at: float | None = None
         self._keyboard: list[float] = []
-        self._process = subprocess.Popen(line, env=dict(environ))
+        self._nodes = list(nodes)
+        self._trained = False
+        self._early: tuple[float, TaskEnd] | None = None  # the first task that ended before training began
+        self._process = subprocess.Popen(line, env=dict(environ), stderr=subprocess.PIPE)
+        assert self._process.stderr is not None
+        self._overhear = Overhear(self._process.stderr)
 
     def run(self) -> Ended:
         """Wait for the end and return it."""
+        try:
+            return self._run()
+        finally:
+            self._overhear.close()
+
+    def _run(self) -> Ended:
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._overhear, selectors.EVENT_READ)
             while self._process.poll() is None:
-                selector.select(self._until_next_look())
+                for key, _ in selector.select(self._until_next_look()):
+                    if key.fileobj is self._overhear:
+                        self._note(self._overhear.listen())
+                        if self._overhear.closed:
+                            selector.unregister(self._overhear)
                 for number in self._signals.take():
                     self._pass_on(number)
                 self._hear()
                 if self._over():
                     return self._end()
         self._hear()  # what arrived together with the end
+        self._drain()
         return Ended(_exit_code(self._process.returncode), self._interrupted())
+
+    def _note(self, ends: Sequence[TaskEnd]) -> None:
+        if ends and not self._trained and self._early is None:
+            self._early = (time.monotonic(), ends[0])
+
+    def _drain(self) -> None:
+        """Pass on srun's last words."""
+        deadline = time.monotonic() + LAST_WORDS
+        while not self._overhear.closed and time.monotonic() < deadline:
+            self._overhear.listen()
+            if not self._overhear.closed:
+                select.select([self._overhear], [], [], LAST_WORDS / 5)
 
     def _hear(self) -> None:
         for event in self._listener.receive():
+            self._trained = self._trained or event["event"] == "started"
             self._step = str(event.get("step") or self._step)
             if event["event"] == "fault":
                 self._fault_at = self._fault_at or time.monotonic()
@@ -146,6 +184,8 @@ class Launch:
     def _until_next_look(self) -> float:
         if self._sealed_at is not None:
             return max(0.0, min(TICK, self._sealed_at + self._leave - time.monotonic()))
+        if self._early is not None and not self._trained:
+            return min(TICK, self._early_patience)
         return TICK if self._fault_at is not None else 10 * TICK
 
     def _over(self) -> bool:
@@ -155,7 +195,22 @@ class Launch:
             self._sealed_at = now
         if self._sealed_at is not None:
             return now >= self._sealed_at + self._leave
+        if (
+            self._early is not None
+            and not self._trained
+            and self._fault_at is None
+            and now >= self._early[0] + self._early_patience
+        ):
+            self._record(self._early_fault(self._early[1]))
+            self._sealed_at = now
+            return True
         return self._fault_at is not None and now >= self._fault_at + self._patience
+
+    def _early_fault(self, end: TaskEnd) -> dict[str, Any]:
+        rank = self._nodes.index(end.node) if end.node in self._nodes else 0
+        detail = f"task {end.tasks} on {end.node} ended before training began: {end.how}"
+        fault = {"kind": end.kind, "ranks": [rank], "unreachable": [], "minibatch": -1, "detail": detail}
+        return {"event": "fault", "fault": fault, "nodes": self._nodes, "phase": "starting"}
 
     def _end(self) -> Ended:
         """End the step on every node that can be reached, then the local srun."""
@@ -171,6 +226,7 @@ class Launch:
             self._process.kill()
             self._process.wait()
         self._hear()
+        self._drain()
         return Ended(code, self._interrupted(), silent)
 
     def _pass_on(self, number: int) -> None:

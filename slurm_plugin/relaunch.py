@@ -115,6 +115,7 @@ class Relauncher:
             launch = Launch(
                 arguments.command(self._site.request, nodes, VARIABLES),
                 self._environ(attempt, nodes, listener),
+                nodes=nodes,
                 slurm=self._slurm,
                 job_id=self._site.number,
                 signals=self._signals,

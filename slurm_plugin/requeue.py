@@ -50,12 +50,28 @@ def requeue_job(
     if job.state == "RUNNING" and restarts is not None and job.restarts > restarts:
         log(f"job {job_id} is already running again")
         return True
-    merged = tuple(dict.fromkeys([*job.excluded, *away]))
+    merged = fitting(slurm, job, away, log)
     change = tuple(merged) if merged != job.excluded else None
     done = _until(deadline, sleep, log, lambda: _hasten(slurm, job_id, change))
     without = f" without {','.join(merged)}" if merged else ""
     log(f"job {job_id} goes back to the queue{without}" + ("" if done else "; its start could not be brought forward"))
     return True
+
+
+def fitting(slurm: Slurm, job: JobInfo, away: Iterable[str], log: Callable[[str], None]) -> tuple[str, ...]:
+    """Return the nodes that the job shall stay away from: those of before and `away`, if that leaves it enough.
+
+    With too few left Slurm would hold the job for ever (BadConstraints). Nodes that are dead it avoids by itself.
+    """
+    merged = tuple(dict.fromkeys([*job.excluded, *away]))
+    try:
+        nodes = slurm.partition_nodes(job.partition) if job.partition and job.width else ()
+    except SlurmError:
+        nodes = ()  # unknown
+    if nodes and len(set(nodes) - set(merged)) < job.width:
+        log(f"{job.width} nodes are needed and {job.partition} has {len(nodes)}: {','.join(away)} cannot be excluded")
+        return job.excluded
+    return merged
 
 
 def _put_back(slurm: Slurm, job_id: str, restarts: int | None, log: Callable[[str], None]) -> JobInfo | None:

@@ -21,6 +21,7 @@ from slurm_plugin.slurm_text import (
     SlurmError,
     parse_job,
     parse_nodes,
+    parse_partition,
     parse_port,
     parse_step_of,
 )
@@ -33,6 +34,7 @@ SEARCH_PATH: Final = (
 JOB_ID: Final = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)
 STEP_ID: Final = re.compile(r"\d{1,10}", re.ASCII)
 START_TIME: Final = re.compile(r"now(\+\d{1,6})?", re.ASCII)
+PARTITION: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SIGNAL: Final = re.compile(r"[A-Z0-9]{1,10}")
 
 Run = Callable[[Sequence[str], float], str]
@@ -55,6 +57,9 @@ class Slurm(Protocol):
 
     def nodes(self, names: Iterable[str]) -> dict[str, NodeInfo]:
         """Look several nodes up in one question; unknown names are left out."""
+
+    def partition_nodes(self, name: str) -> tuple[str, ...]:
+        """Return the names of a partition's nodes."""
 
     def step_of(self, job_id: str, pid: int) -> str:
         """Return the id of the job's step that the srun with this process id started, "" for none."""
@@ -98,6 +103,10 @@ class ScontrolSlurm:
             return {}
         found = parse_nodes(self._ask("scontrol", "show", "node", ",".join(wanted)), self._slurmd_port())
         return {node.name: node for node in found}
+
+    def partition_nodes(self, name: str) -> tuple[str, ...]:
+        """See Slurm.partition_nodes."""
+        return parse_partition(self._ask("scontrol", "show", "partition", check(PARTITION, name)))
 
     def step_of(self, job_id: str, pid: int) -> str:
         """See Slurm.step_of."""

@@ -61,6 +61,10 @@ class PyslurmSlurm:
             known = self._api.Nodes.load()
             return {name: _node(known[name]) for name in names if name in known}
 
+    def partition_nodes(self, name: str) -> tuple[str, ...]:
+        """See Slurm.partition_nodes; pyslurm's versions have no common way to ask."""
+        raise SlurmError(f"pyslurm cannot tell the nodes of partition {name}")
+
     def step_of(self, job_id: str, pid: int) -> str:
         """See Slurm.step_of."""
         with _Asking(f"look up the steps of job {job_id}"):
@@ -122,6 +126,8 @@ def _info(job: Any) -> JobInfo:
         may_requeue=bool(job.is_requeueable),
         array_job=str(job.array_id or ""),
         array_task="" if job.array_task_id is None else str(job.array_task_id),
+        partition=job.partition or "",
+        width=int(job.num_nodes or 0),
     )
 
 

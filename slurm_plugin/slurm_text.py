@@ -44,6 +44,7 @@ class JobInfo:
         end: seconds since the epoch when its time is over; 0.0 without a limit.
         batch, may_requeue: it has a batch script; Slurm may put it back into the queue.
         array_job, array_task: "" outside arrays.
+        partition: where it runs; width: nodes that it needs, 0 when unknown.
     """
 
     job_id: str
@@ -59,6 +60,8 @@ class JobInfo:
     may_requeue: bool = True
     array_job: str = ""
     array_task: str = ""
+    partition: str = ""
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def parse_job(text: str) -> JobInfo:
         may_requeue=first.get("Requeue", "1") != "0",
         array_job=_value(first.get("ArrayJobId")),
         array_task=_value(first.get("ArrayTaskId")),
+        partition=_value(first.get("Partition")),
+        width=_number(first.get("NumNodes", "").partition("-")[0]),
     )
 
 
@@ -140,6 +145,11 @@ def parse_nodes(text: str, slurmd_port: int = SLURMD_PORT) -> tuple[NodeInfo, ..
         )
         for node in _pairs(text, "NodeName")
     )
+
+
+def parse_partition(text: str) -> tuple[str, ...]:
+    """Read the nodes of a partition from `scontrol show partition`."""
+    return tuple(name for found in _pairs(text, "PartitionName") for name in expand(found.get("Nodes", "")))
 
 
 def parse_port(text: str) -> int:

@@ -22,6 +22,7 @@ class FakeSlurm:
         self.steps = dict(steps or {})
         self.done: list[tuple[object, ...]] = []
         self.refuse = 0
+        self.partitions: dict[str, tuple[str, ...]] = {}
 
     def job(self, job_id: str) -> JobInfo:
         self._answer()
@@ -45,6 +46,10 @@ class FakeSlurm:
     def nodes(self, names: Iterable[str]) -> dict[str, NodeInfo]:
         self._answer()
         return {name: self.known[name] for name in names if name in self.known}
+
+    def partition_nodes(self, name: str) -> tuple[str, ...]:
+        self._answer()
+        return self.partitions[name]
 
     def step_of(self, job_id: str, pid: int) -> str:
         self._answer()

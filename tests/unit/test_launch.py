@@ -38,6 +38,7 @@ def launch(
         run = Launch(
             [sys.executable, "-c", program],
             os.environ,
+            nodes=["n1", "n2"],
             slurm=slurm,
             job_id="7",
             signals=signals,
@@ -47,6 +48,7 @@ def launch(
             reachable=lambda: reachable,
             patience=patience,
             say=lambda text: None,
+            early=0.2,
         )
 
         def speak() -> None:
@@ -129,3 +131,23 @@ def test_handlers_are_put_back() -> None:
         assert signal.getsignal(signal.SIGTERM) is not before
         assert subprocess.run(["true"], check=False).returncode == 0
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+DYING = "import sys, time; print('srun: error: n2: task 1: Killed', file=sys.stderr, flush=True); time.sleep(60)"
+
+
+def test_a_task_that_ends_before_training_ends_the_launch() -> None:
+    """Nobody else can know of it yet: the others would wait for it for ever."""
+    ended, events, _ = launch(DYING, reachable=False)
+    assert ended == Ended(None)
+    (event,) = events
+    assert (event["event"], event["phase"], event["nodes"]) == ("fault", "starting", ["n1", "n2"])
+    assert (event["fault"]["kind"], event["fault"]["ranks"]) == ("death", [1])
+
+
+def test_once_training_has_begun_the_ranks_have_the_word() -> None:
+    """A dead task is then seen and saved from by its peers."""
+    program = "import time; time.sleep(0.6);" + DYING.replace("sleep(60)", "sleep(0.6)")
+    ended, events, _ = launch(program, [{"event": "started", "minibatch": 0}])
+    assert ended == Ended(0)
+    assert [e["event"] for e in events] == ["started"]

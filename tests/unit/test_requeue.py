@@ -63,3 +63,17 @@ def test_without_slurm_it_gives_up_at_its_deadline() -> None:
     fake = slurm()
     fake.refuse = 10**6
     assert not ask(fake, patience=0.0)[0]
+
+
+def test_a_job_is_never_left_too_few_nodes() -> None:
+    """Slurm would hold it for ever without a word; then the bad node is not excluded, and that is said."""
+    fake = slurm(partition="main", width=3)
+    fake.partitions["main"] = ("n1", "n2", "n3", "n9")
+    done, said = ask(fake)
+    assert done
+    assert fake.done == [("requeue", "7"), ("update", "7", "now+3", None)]
+    assert said[0] == "3 nodes are needed and main has 4: n2 cannot be excluded"
+    fake = slurm(partition="main", width=2)
+    fake.partitions["main"] = ("n1", "n2", "n3", "n9")
+    ask(fake)
+    assert fake.done[-1] == ("update", "7", "now+3", ("n9", "n2"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,10 @@ class Scontrol:
                 return self._job(self.fake.job(job))
             case ["scontrol", "show", "node", names]:
                 return "\n".join(self._node(n) for n in self.fake.nodes(names.split(",")).values())
+            case ["scontrol", "show", "partition", name]:
+                return (
+                    f"PartitionName={name}\n   AllowGroups=ALL\n   Nodes={','.join(self.fake.partition_nodes(name))}\n"
+                )
             case ["scontrol", "show", "config"]:
                 return "SlurmctldPort           = 6817\nSlurmdPort              = 6818\n"
             case ["scontrol", "show", "step", _]:
@@ -61,6 +66,7 @@ class Scontrol:
             "   StartTime=2026-01-01T00:00:00 EndTime=2026-01-01T01:00:00 Deadline=N/A\n"
             f"   ReqNodeList=(null) ExcNodeList={','.join(job.excluded) or '(null)'}\n"
             f"   NodeList={','.join(job.nodes) or '(null)'}\n   BatchHost={job.batch_host or '(null)'}\n"
+            f"   Partition={job.partition} AllocNode:Sid=head:1\n   NumNodes={job.width}-9 NumCPUs=2\n"
             "   Command=/bin/x NodeList=evil\n"
         )
 
@@ -92,6 +98,8 @@ def pyslurm(fake: FakeSlurm) -> Any:
                 is_requeueable=info.may_requeue,
                 array_id=int(info.array_job) if info.array_job else None,
                 array_task_id=int(info.array_task) if info.array_task else None,
+                partition=info.partition or None,
+                num_nodes=info.width or None,
             )
 
         def requeue(self) -> None:
@@ -130,6 +138,7 @@ def fake_cluster() -> FakeSlurm:
     """Build a small cluster: a running job, a task of an array, three nodes, a step."""
     end = time.mktime(time.strptime("2026-01-01T01:00:00", "%Y-%m-%dT%H:%M:%S"))
     running = JobInfo("7", "RUNNING", nodes=("n1", "n2"), batch_host="n1", excluded=("n9",), end=end, restarts=2)
+    running = replace(running, partition="main", width=2)
     task = JobInfo("101", "RUNNING", nodes=("n3",), batch_host="n3", end=end, array_job="100", array_task="5")
     nodes = [NodeInfo("n1", "MIXED", "", "10.0.0.1", 6818), NodeInfo("n2", "DOWN*", "no word", "10.0.0.2", 7000)]
     return FakeSlurm({"7": running, "100_5": task}, nodes, steps={4242: "3"})
@@ -199,6 +208,11 @@ class TestScontrol(Contract):
     @pytest.fixture
     def slurm(self, fake: FakeSlurm) -> Slurm:
         return ScontrolSlurm(Scontrol(fake))
+
+    def test_a_partitions_nodes_are_told(self, slurm: Slurm, fake: FakeSlurm) -> None:
+        """In full, as names."""
+        fake.partitions["main"] = ("n1", "n2")
+        assert slurm.partition_nodes("main") == ("n1", "n2")
 
 
 class TestPyslurm(Contract):
