@@ -35,6 +35,14 @@ def test_rank_0_killed(cluster: Cluster, reference: Training, out: Path) -> None
     assert 0 not in [f["rank"] for f in run.manifests()[0]["files"]]
 
 
+def test_a_rank_killed_before_the_ranks_have_met(cluster: Cluster, reference: Training, out: Path) -> None:
+    """No agent can know of it yet, and the others would wait for ever: jit-srun hears of it and starts again."""
+    run = submit(cluster, out, "kill:start:1:0")
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+    assert decisions(run) == ["relaunch", "done"]
+
+
 def test_two_ranks_killed_at_once(cluster: Cluster, reference: Training, out: Path) -> None:
     """One survivor has all that the two dead ranks handed over."""
     run = submit(cluster, out, "kill:forward:1:12", "kill:forward:2:12")

@@ -2,9 +2,9 @@
 
     trainee.py --out DIR [--inject ACTION:PLACE:RANK:MINIBATCH[:ATTEMPT]]...
 
-ACTION is kill, stop, raise, leave or full (the disk, for save only); PLACE is data, forward, backward, update,
-between, save or restore; RANK is a number or "all". An injection happens once: in the launch with number ATTEMPT
-(default 0; "any" for every launch).
+ACTION is kill, stop, raise, leave or full (the disk, for save only); PLACE is start, data, forward, backward,
+update, between, save or restore; RANK is a number or "all". An injection happens once: in the launch with number
+ATTEMPT (default 0; "any" for every launch).
 """
 
 from __future__ import annotations
@@ -155,6 +155,9 @@ def main() -> None:
     os.makedirs(args.out, exist_ok=True)
     torch.set_num_threads(1)
     os.environ.update(RANK=str(RANK), WORLD_SIZE=str(WORLD))
+    for injection in args.inject:
+        if injection.due("start", 0):
+            injection.happen()
     if WORLD > 1:
         dist.init_process_group("gloo")
     instrument(args)
