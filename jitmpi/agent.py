@@ -234,9 +234,10 @@ class Agent:
             return
         self._reported = True
         before = (self.gate.previous,) if self.gate.previous is not None else ()
-        contexts = self._vault.contexts(rest) + before + self._wards.contexts(rest.minibatch)
+        own, readable = self._vault.contexts(rest)
+        contexts = own + before + self._wards.contexts(rest.minibatch)
         note, error, phase = self._vault.note(rest), self.gate.error, rest.place.phase
-        intact = rest.intact and self._vault.still()
+        intact = rest.intact and readable and self._vault.still()
         report = Report(self.settings.rank, rest.minibatch, intact, 0, (), contexts, error, phase, note)
         self._round.settled(report, now, time.time())
 

@@ -43,7 +43,7 @@ def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Seq
         event: dict[str, object] = {"event": "committed", "directory": action.reason, "minibatch": minibatch}
     else:
         say(settings, f"{fault.detail}; nothing could be saved: {action.reason}")
-        event = {"event": "lost", "reason": action.reason, "error": fault.detail}
+        event = {"event": "lost", "reason": action.reason, "error": fault.detail, "majority": action.alone}
     if settings.launcher and not notify(settings, event) and action.alone:
         take_over(settings, sorted({members[r].node for r in fault.unreachable}))
 

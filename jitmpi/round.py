@@ -71,7 +71,7 @@ class Conclude:
 
     saved: bool
     reason: str  # the checkpoint's folder when saved
-    alone: bool  # this side may act for the job if jit-srun is dead
+    alone: bool  # this side may act for the job: there is no larger one beyond a cut of the network
     minibatch: int = -1  # the one that the checkpoint goes on with; -1 where another side has saved
 
 
@@ -375,7 +375,7 @@ class Round:
         return 2 * len(alive) > self.world or (2 * len(alive) == self.world and 0 in alive)
 
     def _abort(self, reason: str) -> None:
-        self._do(Conclude(False, reason, alone=True))
+        self._do(Conclude(False, reason, alone=self._majority()))
         self._do(Tell(None, "abort", {"reason": reason}))
         self._leave(EXIT_LOST, reason, told=True)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jitmpi import device
-from jitmpi.errors import AttachError
+from jitmpi.errors import AttachError, SaveError
 from jitmpi.events import Context, TensorInfo
 from jitmpi.settle import Rest
 
@@ -60,10 +60,14 @@ class Vault:
             self._scalars = self._state.scalars_of(rest.minibatch)
         return note
 
-    def contexts(self, rest: Rest) -> tuple[Context, ...]:
-        """Return this rank's own contexts, with the buffers that live on a GPU."""
+    def contexts(self, rest: Rest) -> tuple[tuple[Context, ...], bool]:
+        """Return this rank's own contexts, GPU buffers included, and whether its device still answers."""
         here, ahead = rest.place.context, rest.place.forecast
-        return tuple(self._whole(c, live=c is ahead) for c in (here, ahead) if c is not None)
+        known = tuple(context for context in (here, ahead) if context is not None)
+        try:
+            return tuple(self._whole(context, live=context is ahead) for context in known), True
+        except SaveError:
+            return known, False
 
     def tensors(self) -> list[TensorInfo]:
         """List the state's tensors in canonical order."""

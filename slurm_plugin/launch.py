@@ -28,6 +28,7 @@ LEAVE_DEAD: Final = 0.3  # the same with a dead node: srun will not say when the
 END: Final = 5.0  # seconds for a step whose nodes all live to end after SIGKILL
 END_DEAD: Final = 0.2  # the same with a dead node: srun would wait for it, the tasks elsewhere are gone in milliseconds
 TICK: Final = 1.0  # seconds between looks at the file system and at deadlines
+MINORITY: Final = 60.0  # seconds that the larger side of a cut network gets when the smaller one could not save
 LAST_WORDS: Final = 0.5  # seconds for srun's messages to come through after its end
 DOUBLE: Final = 1.0  # seconds within which srun takes a second Ctrl-C for "end it"
 EARLY: Final = 15.0  # seconds for the other ranks to end too when one has ended before training began
@@ -179,6 +180,10 @@ class Launch:
                     self._leave = LEAVE_DEAD
             if event["event"] in ("committed", "lost") and self._sealed_at is None:
                 self._sealed_at = time.monotonic()
+                if event.get("majority") is False:  # beyond the cut more ranks may still be saving
+                    self._leave += MINORITY
+            elif event["event"] == "committed":
+                self._leave = min(self._leave, LEAVE)
             self._record(event)
 
     def _until_next_look(self) -> float:

@@ -151,3 +151,14 @@ def test_once_training_has_begun_the_ranks_have_the_word() -> None:
     ended, events, _ = launch(program, [{"event": "started", "minibatch": 0}])
     assert ended == Ended(0)
     assert [e["event"] for e in events] == ["started"]
+
+
+def test_the_smaller_side_of_a_cut_does_not_end_the_larger_ones_save() -> None:
+    """It says that it lost; what the others commit a moment later counts."""
+    lost = {"event": "lost", "reason": "no minibatch is held", "error": "", "majority": False}
+    ended, events, _ = launch(FOREVER, [FAULT, lost, COMMITTED], reachable=False)
+    assert ended == Ended(None)
+    assert [e["event"] for e in events] == ["fault", "lost", "committed"]
+    began = time.monotonic()
+    launch("import time; time.sleep(2)", [FAULT, lost], reachable=False)
+    assert time.monotonic() - began >= 2, "the step was ended at once"
