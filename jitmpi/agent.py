@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 from jitmpi import control, leave, messages, topology
 from jitmpi.carry import Carrier, hear
@@ -56,6 +57,7 @@ class Agent:
         self._buddies = topology.buddies(members, settings.rank)
         candidates = topology.candidates(members)
         self._round = Round(settings.rank, settings.size, candidates, options.settle, options.save, staging)
+        self.on_training: Callable[[], None] = lambda: None  # called in the training thread after the first update
         self._signals: set[int] = set()
         self._goodbyes: set[int] = set()
         self._all_done = threading.Event()
@@ -90,6 +92,7 @@ class Agent:
     def first_update(self) -> None:
         """Training thread: the first update after the start is done."""
         self._first_update = self.gate.place.minibatch
+        self.on_training()
         self._plane.wake()
 
     def finish(self, patience: float | None) -> bool:

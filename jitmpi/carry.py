@@ -175,6 +175,8 @@ class Carrier:
             claimed, reason = isinstance(error, ClaimedError), _reason(error)
             self._bring(lambda: state.commit_failed(reason, claimed))
         else:
+            for note in decision.notes:
+                leave.say(self.settings, f"the resumed run may differ in its bits: {note}")
             self._bring(lambda: state.committed(manifest.directory))
 
     def _bring(self, apply: Callable[[], None]) -> None:

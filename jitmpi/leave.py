@@ -44,6 +44,11 @@ def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Seq
     else:
         say(settings, f"{fault.detail}; nothing could be saved: {action.reason}")
         event = {"event": "lost", "reason": action.reason, "error": fault.detail, "majority": action.alone}
+    if not settings.launcher and action.saved:
+        say(
+            settings,
+            f"jit-srun in place of srun goes on from here by itself; by hand: sbatch --jit-ckpt=resume={action.reason}",
+        )
     if settings.launcher and not notify(settings, event) and action.alone:
         take_over(settings, sorted({members[r].node for r in fault.unreachable}))
 

@@ -40,15 +40,24 @@ def take_signals(wakeup_fd: int) -> set[int]:
 
 def install(agent: Agent, world: World) -> None:
     """Catch what ends the training thread."""
+    catch_exceptions(agent)
+    agent.on_training = lambda: catch_exceptions(agent)
+    atexit.register(_at_exit, agent, world, os.getpid())
+
+
+def catch_exceptions(agent: Agent) -> None:
+    """Be the first to see an uncaught exception; again once training runs, for libraries put hooks of their own."""
     previous, process = sys.excepthook, os.getpid()
+    if getattr(previous, "jit_ckpt", False):
+        return
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> Any:
         if issubclass(kind, Exception) and os.getpid() == process:
             agent.gate.raised("".join(traceback.format_exception(kind, value, trace)))
         return previous(kind, value, trace)
 
+    hook.jit_ckpt = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-    atexit.register(_at_exit, agent, world, process)
 
 
 def _at_exit(agent: Agent, world: World, process: int) -> None:

@@ -151,16 +151,16 @@ def _python_state() -> bytes:
     source: Any = random._inst
     gauss = source.gauss_next
     tail = _GAUSS.pack(gauss is not None, gauss or 0.0)
-    if _PYTHON_OFFSET:
-        return ctypes.string_at(id(source) + _PYTHON_OFFSET, 4 * (_WORDS + 1)) + tail
+    if _PYTHON_OFFSET and source is _PYTHON_SOURCE:
+        return bytes(_PYTHON_WORDS.raw) + tail
     words = source.getstate()[1]
     return array.array("I", (words[-1], *words[:-1])).tobytes() + tail
 
 
 def _set_python(raw: bytes) -> None:
     cached, gauss = _GAUSS.unpack(raw[4 * (_WORDS + 1) :])
-    if _PYTHON_OFFSET:
-        source: Any = random._inst
+    source: Any = random._inst
+    if _PYTHON_OFFSET and source is _PYTHON_SOURCE:
         ctypes.memmove(id(source) + _PYTHON_OFFSET, raw, 4 * (_WORDS + 1))
         source.gauss_next = gauss if cached else None
         return
@@ -169,11 +169,12 @@ def _set_python(raw: bytes) -> None:
 
 
 def _numpy_state(source: Any) -> bytes:
-    bits = source._bit_generator
-    offset = _numpy_offset()
-    if offset and type(bits).__name__ == "MT19937":
-        words = ctypes.string_at(bits.ctypes.state_address, 4 * (_WORDS + 1))
-        return b"M" + words + ctypes.string_at(id(source) + offset, 16)
+    global _numpy_seen
+    seen = _numpy_seen
+    if seen is None or seen.source is not source or seen.bits is not source._bit_generator:
+        seen = _numpy_seen = _NumpyMemory(source)
+    if seen.words is not None:
+        return b"M" + bytes(seen.words.raw) + bytes(seen.gauss.raw)
     return b"T" + codec.dumps(source.get_state(legacy=False))  # as text
 
 
@@ -201,7 +202,7 @@ def _set_numpy(raw: bytes) -> None:
 
 def _torch_state(generator: torch.Generator) -> bytes:
     state = generator.get_state()
-    return ctypes.string_at(state.data_ptr(), state.numel())
+    return bytes(_bytes_at(state.numel()).from_address(state.data_ptr()).raw)
 
 
 def _as_tensor(raw: bytes) -> torch.Tensor:
@@ -244,4 +245,25 @@ def _numpy_offset() -> int:
     return offsets.pop() if len(offsets) == 1 else 0
 
 
+@functools.cache
+def _bytes_at(count: int) -> Any:
+    """Return a type of `count` bytes at an address; in a cold cache it costs a fifth of ctypes.string_at."""
+    return ctypes.c_char * count
+
+
+class _NumpyMemory:
+    """Where NumPy's global generator keeps its state; `words` is None where that is not known for certain."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.bits = source, source._bit_generator
+        self.words: Any = None
+        offset = _numpy_offset()
+        if offset and type(self.bits).__name__ == "MT19937":
+            self.words = _bytes_at(4 * (_WORDS + 1)).from_address(self.bits.ctypes.state_address)
+            self.gauss = _bytes_at(16).from_address(id(source) + offset)
+
+
+_numpy_seen: _NumpyMemory | None = None
 _PYTHON_OFFSET = _find_python()
+_PYTHON_SOURCE: Any = random._inst  # kept, so that its memory stays
+_PYTHON_WORDS = _bytes_at(4 * (_WORDS + 1)).from_address(id(_PYTHON_SOURCE) + _PYTHON_OFFSET)

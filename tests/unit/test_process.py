@@ -57,3 +57,26 @@ def test_an_exception_in_a_forked_child_parks_nobody() -> None:
     assert "[10] 1" in ended.stdout, ended.stderr
     assert "the child's own" in ended.stderr
     assert "parked" not in ended.stderr
+
+
+CHAINED = """
+import sys
+from types import SimpleNamespace
+
+from jitmpi import process
+
+raised = []
+agent = SimpleNamespace(gate=SimpleNamespace(raised=raised.append))
+process.catch_exceptions(agent)
+process.catch_exceptions(agent)
+sys.excepthook = lambda *details: print("theirs", flush=True)  # a library's own, which forgets the one before
+process.catch_exceptions(agent)
+sys.excepthook(ValueError, ValueError("x"), None)
+print(len(raised), raised[0].strip())
+"""
+
+
+def test_a_librarys_own_hook_does_not_hide_an_exception() -> None:
+    """Ours comes first again, once, and theirs after it."""
+    ended = subprocess.run([sys.executable, "-c", CHAINED], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.splitlines() == ["theirs", "1 ValueError: x"], ended.stderr

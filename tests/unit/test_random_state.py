@@ -17,6 +17,7 @@ from jitmpi.errors import MismatchError
 
 @pytest.fixture(autouse=True)
 def _own_states() -> Iterator[None]:
+    np.random.random()  # NumPy loads its generators at the first use
     before = random_state.capture()
     random_state.seed(7)
     yield

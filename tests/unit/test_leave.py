@@ -1,0 +1,76 @@
+"""leave: what is said and asked for when a rank's world has ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitmpi import leave
+from jitmpi.config import Settings
+from jitmpi.events import Fault, Member
+from jitmpi.round import Conclude
+from slurm_plugin import notice
+from slurm_plugin.contract import EXIT_LOST, Options
+
+FAULT = Fault("death", (1,), (1,), 12, "rank 1 on n2 closed its connection", 1.0)
+MEMBERS = [Member(0, "n1", "10.0.0.1", 1), Member(1, "n2", "10.0.0.2", 2)]
+
+
+def settings(launcher: str = "", **options: int) -> Settings:
+    return Settings(Options("/x", **options), "7", 0, 2, "n1", 0, launcher)  # type: ignore[arg-type]
+
+
+def test_jit_srun_is_told_the_outcome(capfd: pytest.CaptureFixture[str]) -> None:
+    """One notice with the checkpoint's folder; one line for the user."""
+    import threading
+
+    listener = notice.Listener("127.0.0.1")
+    heard: list[dict[str, object]] = []
+
+    def listen() -> None:
+        import select
+
+        while not heard:
+            select.select([listener], [], [], 5)
+            heard.extend(listener.receive())
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    launcher = listener.launcher("127.0.0.1")
+    action = Conclude(True, "/x/7/m12-r0", alone=True, minibatch=12)
+    leave.conclude(settings(launcher), action, fault=FAULT, members=MEMBERS)
+    thread.join(10)
+    listener.close()
+    assert heard == [{"event": "committed", "directory": "/x/7/m12-r0", "minibatch": 12}]
+    assert "the state is saved: /x/7/m12-r0" in capfd.readouterr().err
+
+
+def test_without_jit_srun_the_way_on_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    """Plain srun saves too; the user is told how to go on."""
+    leave.conclude(settings(), Conclude(True, "/x/7/m12-r0", alone=True), fault=FAULT, members=MEMBERS)
+    assert "resume=/x/7/m12-r0" in capfd.readouterr().err
+
+
+def test_the_limit_of_requeues_holds_for_ranks_too(capfd: pytest.CaptureFixture[str]) -> None:
+    """A job that keeps losing its batch host does not come back for ever."""
+    leave.take_over(settings("127.0.0.1:1:ab", requeues=0), ["n2"])
+    assert "limit of 0 requeues" in capfd.readouterr().err
+
+
+def test_the_end_takes_the_children_along(tmp_path: Path) -> None:
+    """DataLoader workers would hold the step open for seconds."""
+    program = (
+        "import multiprocessing, time\n"
+        "from jitmpi import leave\n"
+        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,), daemon=True)\n"
+        "child.start()\n"
+        "print(child.pid, flush=True)\n"
+        f"leave.end({EXIT_LOST})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == EXIT_LOST
+    state = Path(f"/proc/{int(ended.stdout)}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
