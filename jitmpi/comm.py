@@ -94,14 +94,14 @@ def open_world(settings: Settings) -> World:
 
 @contextmanager
 def _witness(rank: int, last_words: str) -> Iterator[None]:
-    """Let a child of rank 0 say `last_words` if the process ends inside the block, where Python has no say.
+    """Let a shell started by rank 0 say `last_words` if the process ends inside the block, where Python has no say.
 
     Open MPI calls exit(1) inside MPI_Init when it was built for another PMI; its own message names no fix for Slurm.
     """
     if rank != 0:
         yield
         return
-    # Not a fork: MPI_Init crashed at times (Open MPI 4.1.4, only rank 0) in a process that had just been forked.
+    # A shell and not a fork: this process has threads and large memory, and the witness needs neither.
     reader, writer = os.pipe()
     command = ["sh", "-c", 'read -r alive || printf "jit-ckpt: %s\\n" "$1" >&2', "sh", last_words]
     child = 0
