@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from dataclasses import dataclass
 from typing import IO, Final
 
 # The form is the same in Slurm 22.05 to 26.05 (src/api/step_launch.c and src/srun/libsrun/launch.c).
 ENDED: Final = re.compile(rb"srun: error: ([\w.-]+): tasks? (\d[\d,-]*): (Exited with exit code \d+|[A-Z][\w ()-]+)\s*")
+STALLED: Final = 5.0  # seconds for a full, non-blocking standard error to take more
 LONGEST: Final = 4096  # bytes of a line that may be srun's; longer ones are a rank's
 
 
@@ -75,6 +77,7 @@ def _write(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
-            continue
+            if not select.select([], [fd], [], STALLED)[1]:
+                return  # whoever reads our standard error has stopped; the launch must not stop with it
         except OSError:
             return  # nobody reads our standard error any more; the job goes on

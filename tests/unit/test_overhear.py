@@ -61,3 +61,20 @@ def test_what_is_not_sruns_is_only_passed_on() -> None:
     said, found, _ = through(text)
     assert said == text
     assert found == []
+
+
+def test_a_standard_error_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full pipe costs a deadline and the rest of the words, not the launch."""
+    monkeypatch.setattr("slurm_plugin.overhear.STALLED", 0.05)
+    source, ours = os.pipe()
+    unread, target = os.pipe()
+    os.set_blocking(target, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(target, b"x" * 65536)
+    overhear = Overhear(os.fdopen(source, "rb", buffering=0), target)
+    os.write(ours, b"srun: error: n2: task 1: Killed\n")
+    assert overhear.listen() == [TaskEnd("n2", "1", "Killed")]
+    overhear.close()
+    for fd in (ours, unread, target):
+        os.close(fd)
