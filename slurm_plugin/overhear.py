@@ -39,11 +39,12 @@ class Overhear:
     Args:
         source: the pipe to read, made non-blocking.
         target: the descriptor to write to.
+        stalled: seconds that it may take no more before words are dropped.
     """
 
-    def __init__(self, source: IO[bytes], target: int = 2) -> None:
+    def __init__(self, source: IO[bytes], target: int = 2, stalled: float = STALLED) -> None:
         os.set_blocking(source.fileno(), False)
-        self._source, self._target = source, target
+        self._source, self._target, self._stalled = source, target, stalled
         self._line = b""
         self.closed = False
 
@@ -64,20 +65,20 @@ class Overhear:
         if not data:
             self.closed = True
             return []
-        _write(self._target, data)
+        _write(self._target, data, self._stalled)
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest if len(rest) <= LONGEST else b""
         found = (ENDED.fullmatch(line) for line in lines)
         return [TaskEnd(*(group.decode() for group in match.groups())) for match in found if match]
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write(fd: int, data: bytes, stalled: float) -> None:
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
-            if not select.select([], [fd], [], STALLED)[1]:
+            if not select.select([], [fd], [], stalled)[1]:
                 return  # whoever reads our standard error has stopped; the launch must not stop with it
         except OSError:
             return  # nobody reads our standard error any more; the job goes on
