@@ -2,7 +2,8 @@
 
     trainee.py --out DIR [--inject ACTION:PLACE:RANK:MINIBATCH[:ATTEMPT]]...
 
-ACTION is kill, stop, raise, leave or full (the disk, for save only); PLACE is start, data, forward, backward,
+ACTION is kill, stop, raise, leave, full (the disk, for save only), stick (the GPU's stream, as behind a collective that
+waits for a dead peer) or assert (the GPU fails and answers no more); PLACE is start, data, forward, backward,
 update, between, save or restore; RANK is a number or "all". An injection happens once: in the launch with number
 ATTEMPT (default 0; "any" for every launch).
 """
@@ -65,6 +66,10 @@ class Injection:
             raise ValueError(f"injected into rank {RANK}")
         elif self.action == "leave":
             sys.exit(7)
+        elif self.action == "stick":
+            torch.cuda._sleep(1 << 40)  # clock ticks: some ten minutes
+        elif self.action == "assert":
+            torch.zeros(1, device="cuda")[torch.ones(1, dtype=torch.long, device="cuda")].cpu()
 
 
 class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -113,6 +118,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds each minibatch rests (outside evaluation)")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: all ranks share the first GPU")
+    parser.add_argument("--amp", action="store_true", help="half precision with a GradScaler")
     parser.add_argument("--slow-save", type=float, default=0.0, help="seconds before each write of a share")
     return parser.parse_args()
 
@@ -158,6 +165,8 @@ def main() -> None:
     for injection in args.inject:
         if injection.due("start", 0):
             injection.happen()
+    if args.device == "cuda":
+        torch.use_deterministic_algorithms(True)
     if WORLD > 1:
         dist.init_process_group("gloo")
     instrument(args)
@@ -172,7 +181,7 @@ def main() -> None:
     torch.manual_seed(10 + RANK)
     random.seed(20 + RANK)
     np.random.seed(30 + RANK)
-    model = Small(hook, args.width)
+    model = Small(hook, args.width).to(args.device)
     wrapped = DistributedDataParallel(model, bucket_cap_mb=0.02) if WORLD > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
@@ -180,19 +189,27 @@ def main() -> None:
     sampler: Any = DistributedSampler(data, WORLD, RANK, seed=3) if WORLD > 1 else None
     loader = DataLoader(data, args.batch, sampler=sampler, num_workers=args.workers, drop_last=True)
 
-    run = jitmpi.attach(model=wrapped, optimizer=optimizer, scheduler=scheduler)
+    scaler = torch.amp.GradScaler(args.device, growth_interval=10) if args.amp else None
+    run = jitmpi.attach(model=wrapped, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     optimizer.register_step_pre_hook(lambda *_: hook("update"))
     log = open(f"{args.out}/loss-{RANK}.jsonl", "a", buffering=1)  # noqa: SIM115 - one line a minibatch until the end
     for epoch in run.epochs(args.epochs):
         if sampler is not None:
             sampler.set_epoch(epoch)
         for x, y in run.minibatches(loader):
-            loss = nn.functional.cross_entropy(wrapped(x).flatten(0, 1), y.flatten())
+            x, y = x.to(args.device), y.to(args.device)
+            with torch.autocast(args.device, torch.float16, enabled=args.amp):
+                loss = nn.functional.cross_entropy(wrapped(x).flatten(0, 1), y.flatten())
             row = {"minibatch": run.minibatch, "loss": loss.item().hex(), "attempt": ATTEMPT, "time": time.time()}
             log.write(json.dumps(row) + "\n")
             optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
             scheduler.step()
             run.state["seen"] = run.state.get("seen", 0) + len(x)
             time.sleep(args.pause)
@@ -204,8 +221,8 @@ def finish(args: argparse.Namespace, model: nn.Module, run: Any) -> None:
     """Write what the run ended with."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
-        digest.update(tensor.numpy().tobytes())
-    random_end = [random.random(), float(np.random.rand()), float(torch.rand(1))]
+        digest.update(tensor.cpu().numpy().tobytes())
+    random_end = [random.random(), float(np.random.rand()), float(torch.rand(1, device=args.device))]
     result = {"sha256": digest.hexdigest(), "minibatch": run.minibatch, "seen": run.state["seen"], "random": random_end}
     with open(f"{args.out}/final-{RANK}.json", "w") as file:
         json.dump(result, file)
