@@ -66,6 +66,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings | None:
         raise ConfigError("jit-ckpt: SLURM_JOB_ID is not set; start the ranks with srun or jit-srun")
     node = env.get("SLURMD_NODENAME") or socket.gethostname()
     launcher, step_id = env.get(contract.ENV_LAUNCHER, ""), env.get("SLURM_STEP_ID") or "0"
+    options = contract.in_job(options, job_id)
     return Settings(options, job_id, rank, size, node, attempt, launcher, step_id, _mpi_type(env), restarts)
 
 

@@ -51,11 +51,14 @@ class Request:
     rest: tuple[str, ...]
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
+def parse(argv: Sequence[str], environ: Mapping[str, str], spares: int = 0) -> Request:
     """Read the command line of jit-srun; the environment gives what sbatch was told.
 
+    Args:
+        spares: how many of the job's nodes are kept aside where the line does not say how many the ranks need.
+
     Raises:
-        ArgumentError: no program, or node counts and lists that are not fixed.
+        ArgumentError: no program, node counts and lists that are not fixed, or no node beside the spare ones.
     """
     options, program = _split(argv)
     if not program:
@@ -70,6 +73,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         elif len(words[0]) > 2 and words[0][1] != "-" and words[0][1] != name:
             rest.append(words[0][: words[0].index(name)])  # the flags before it in one word: -lN4
     nodes, tasks = _counts(found, environ)
+    if spares and not nodes:
+        nodes, tasks = _counts({**found, "nodes": _beside(spares, environ)}, environ)
     export = found.get("export", environ.get("SLURM_EXPORT_ENV", ""))
     within, without = _list(found, "nodelist"), _list(found, "exclude")
     return Request(nodes, tasks, within, without, export, (*rest, *program))
@@ -96,6 +101,13 @@ def _counts(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[int, 
     if not a_node and not COUNTING & set(found):
         a_node = _digits(environ.get("SLURM_NTASKS_PER_NODE")) or _average(environ) or 1
     return nodes, nodes * a_node
+
+
+def _beside(spares: int, environ: Mapping[str, str]) -> str:
+    held = _digits(environ.get("SLURM_JOB_NUM_NODES"))
+    if spares >= held:
+        raise ArgumentError(f"spares={spares}: the job has {held} nodes, and the ranks need one at least")
+    return str(held - spares)
 
 
 def _average(environ: Mapping[str, str]) -> int:

@@ -7,7 +7,7 @@ Rule 2: data only; whoever reads an option's value calls `parse_options`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 OPTION: Final = "jit-ckpt"
@@ -16,6 +16,9 @@ OPTION: Final = "jit-ckpt"
 ENV_OPTIONS: Final = "JIT_CKPT"  # in every task, set by the plugin itself
 ENV_OPTIONS_JOB: Final = "SLURM_SPANK_JIT_CKPT"  # in the job's own environment
 ENV_OPTIONS_HOOK: Final = "SPANK_JIT_CKPT"  # in Prolog, Epilog, PrologSlurmctld, EpilogSlurmctld
+
+# The user's own layer between the site's defaults and the command line of sbatch, salloc and srun: "off", or values.
+ENV_WISHES: Final = "SBATCH_JIT_CKPT"
 
 # Set by jit-srun for the ranks of one launch.
 ENV_ATTEMPT: Final = "JIT_CKPT_ATTEMPT"  # number of this launch in the job's life, from 0
@@ -49,6 +52,9 @@ JOURNAL: Final = "journal.jsonl"  # in the job's directory; jit-srun appends one
 SPOOL: Final = "/var/spool/jit-ckpt"  # root's, mode 0700; one folder a job, one line a finished task
 TASKS: Final = "tasks"  # that file, in SPOOL/<job id>/
 
+SITE: Final = "/etc/jit-ckpt.conf"  # the administrator's file: `key = value` lines, see slurm_plugin/site.py
+SHIM_DIR: Final = "/usr/lib/jit-ckpt/bin"  # holds a program `srun`; first in the PATH of batch scripts with the option
+
 
 class OptionError(ValueError):
     """A `--jit-ckpt` value that cannot be used; the message names the key and what is allowed."""
@@ -59,7 +65,7 @@ class Options:
     """The values of `--jit-ckpt=key=value,...`.
 
     Attributes:
-        dir: where checkpoints go, an absolute path on a file system that every node sees.
+        dir: where checkpoints go, an absolute path on a file system that every node sees; may hold %j (see `in_job`).
         keep: committed checkpoints to keep, the newest first.
         requeues: how often the job may go back to the queue.
         relaunches: how often the step may be started again inside one allocation.
@@ -68,6 +74,7 @@ class Options:
         hang_floor: seconds below which nothing is called a hang.
         settle: seconds a healthy rank may take to end a running update.
         save: seconds the survivors may take to write the state.
+        spares: nodes of the allocation that are kept aside, for the place of those that fail.
         resume: a committed checkpoint of an earlier job to start from ("" for none).
     """
 
@@ -80,12 +87,13 @@ class Options:
     hang_floor: float = 300.0
     settle: float = 30.0
     save: float = 1800.0
+    spares: int = 0
     resume: str = ""
 
 
 # key -> (what is allowed, least, most); None for keys that are not numbers.
 ALLOWED: Final[dict[str, tuple[str, float | None, float | None]]] = {
-    "dir": ("an absolute or relative path without commas", None, None),
+    "dir": ("an absolute or relative path without commas; %u is the user, %j the job id", None, None),
     "keep": ("a whole number from 1 to 1000", 1, 1000),
     "requeues": ("a whole number from 0 to 1000", 0, 1000),
     "relaunches": ("a whole number from 0 to 1000", 0, 1000),
@@ -94,9 +102,31 @@ ALLOWED: Final[dict[str, tuple[str, float | None, float | None]]] = {
     "hang-floor": ("seconds from 1 to 86400", 1, 86400),
     "settle": ("seconds from 1 to 3600", 1, 3600),
     "save": ("seconds from 1 to 86400", 1, 86400),
+    "spares": ("a whole number from 0 to 1000", 0, 1000),
     "resume": ("the path of a committed checkpoint, without commas", None, None),
 }
-WHOLE: Final = frozenset({"keep", "requeues", "relaunches"})
+WHOLE: Final = frozenset({"keep", "requeues", "relaunches", "spares"})
+
+# Keys of the site's file beside those of the option: key -> (what is allowed, kind, least, most); bounds of numbers.
+# Of the option's keys only `resume` cannot be a site's default.
+SITE_ALLOWED: Final[dict[str, tuple[str, str, int, int]]] = {
+    "enable": ("on, off, or names of partitions with commas between them", "NAMES", 0, 0),
+    "default-partition": ("the name of a partition", "NAME", 0, 0),
+    "max-keep": ("a whole number from 1 to 1000", "WHOLE", 1, 1000),
+    "max-requeues": ("a whole number from 0 to 1000", "WHOLE", 0, 1000),
+    "max-spares": ("a whole number from 0 to 1000", "WHOLE", 0, 1000),
+    "adds-spares": ("on or off", "SWITCH", 0, 0),
+    "shim": ("on or off", "SWITCH", 0, 0),
+    "python": ("an absolute path", "ABSOLUTE", 0, 0),
+    "checks": ("on, off, or names of checks with commas between them", "NAMES", 0, 0),
+    "mounts": ("absolute paths with commas between them", "PATHS", 0, 0),
+    "check-patience": ("seconds from 1 to 60", "NUMBER", 1, 60),
+    "checks-dir": ("an absolute path", "ABSOLUTE", 0, 0),
+    "drain": ("on or off", "SWITCH", 0, 0),
+    "suspect-threshold": ("a whole number from 0 to 1000", "WHOLE", 0, 1000),
+    "suspect-half-life": ("hours from 1 to 10000", "NUMBER", 1, 10000),
+    "spool-free": ("MiB, a whole number from 0 to 1000000", "WHOLE", 0, 1000000),
+}
 
 # One grammar for C and Python: int() and float() also take "1_0", " 5", "1e3" and other scripts' digits.
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -116,7 +146,7 @@ def parse_options(text: str) -> Options:
             raise OptionError(f"unknown key {key!r}; allowed keys: {', '.join(ALLOWED)}")
         if not equals or not value:
             raise OptionError(f"key {key!r} needs a value: {ALLOWED[key][0]}")
-        values[key.replace("-", "_")] = _value(key, value)
+        values[key.replace("-", "_")] = parse_value(key, value)
     if "dir" not in values:
         raise OptionError(f"key 'dir' is missing: {ALLOWED['dir'][0]}")
     return Options(**values)  # type: ignore[arg-type]
@@ -135,7 +165,17 @@ def format_options(options: Options) -> str:
     return ",".join(items)
 
 
-def _value(key: str, text: str) -> object:
+def in_job(options: Options, job: str) -> Options:
+    """Return the options as they count inside a job: %j in `dir` is its id, "100_7" for a task of an array."""
+    return replace(options, dir=options.dir.replace("%j", job))
+
+
+def parse_value(key: str, text: str) -> object:
+    """Read the value of one key of the option.
+
+    Raises:
+        OptionError: it is not allowed.
+    """
     allowed, least, most = ALLOWED[key]
     if key == "relaunch":
         if text not in ("on", "off"):

@@ -32,7 +32,8 @@ USAGE: Final = """usage: jit-srun [srun options] program [arguments]
 Start the ranks of a job with srun. In a job submitted with --jit-ckpt, start them again after a failure: on the nodes
 of the allocation that still work, spare ones included, or through the queue. Without --jit-ckpt it is srun.
 
-  -N, --nodes=K    nodes that the ranks need; what the job has beyond K is kept as spare nodes (default: all, no spares)
+  -N, --nodes=K    nodes that the ranks need; what the job has beyond K is kept as spare nodes
+                   (default: all but those of --jit-ckpt=spares=S)
   -n, -w, -x, --ntasks-per-node, --export and all other options: as in srun(1)
 
 The job's settings are those of sbatch --jit-ckpt=key=value,...; what happened is in <dir>/<job id>/journal.jsonl.
@@ -63,12 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start(words: Sequence[str], text: str, signals: Signals) -> int:
+    options = contract.parse_options(text)
     try:
         slurm = open_slurm()
-        site = find_site(slurm, os.environ, arguments.parse(words, os.environ))
+        site = find_site(slurm, os.environ, arguments.parse(words, os.environ, options.spares))
     except SlurmError as error:
         _plain_srun(words, f"cannot relaunch: {error}")
-    options = contract.parse_options(text)
+    options = contract.in_job(options, site.job)
     journal = Journal(options.dir, site.job, say)
     return Relauncher(slurm, site, options, journal, signals).run()
 

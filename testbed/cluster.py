@@ -42,9 +42,10 @@ class Cluster(Jobs):
         plugin: bool = False,
         controller_hook: bool = True,
         node_hook: bool = True,
+        site: str = "",
     ) -> None:
         hooks = (plugin and controller_hook, plugin and node_hook)
-        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf), plugin, *hooks)
+        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf), plugin, *hooks, site)
         self.pfs = self.settings.folder / "pfs"
         self.logs = self.settings.folder / "log"
 
@@ -244,6 +245,13 @@ class Cluster(Jobs):
                 layout.configure(self.settings)
                 daemons.stop(self.settings)
                 self._start_daemons()
+
+    def write_site(self, text: str) -> None:
+        """Replace the cluster's jit-ckpt.conf; plugin and hooks read it anew each time, so nothing is restarted."""
+        self.settings = replace(self.settings, site=text)
+        aside = self.settings.site_file.with_suffix(".new")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(self.settings.site_file)
 
     def restart(self) -> None:
         """Stop slurmctld and every slurmd and start them again; jobs stay as Slurm keeps them."""

@@ -47,13 +47,14 @@ def configure(settings: Settings) -> None:
     library = plugin.install_library(folder / "plugin") if settings.plugin else None
     for wanted, hook in ((settings.controller_hook, "epilog-slurmctld"), (settings.node_hook, "epilog")):
         if wanted:
-            plugin.install_hook(hook, folder / "hooks")
+            plugin.install_hook(hook, folder / "hooks", settings.site_file)
     major, minor = (int(part) for part in machine.slurm_version().split(".")[:2])
     files = {
         "etc/hosts": texts.hosts_file(settings),
         "etc/slurm/slurm.conf": texts.slurm_conf(settings, memory_mib=machine.memory_mib()),
         "etc/slurm/cgroup.conf": texts.cgroup_conf((major, minor)),
-        "etc/slurm/plugstack.conf": plugin.plugstack_conf(library),
+        "etc/slurm/plugstack.conf": plugin.plugstack_conf(library, settings.site_file, folder / "bin"),
+        "jit-ckpt.conf": settings.site,
         "cluster.json": settings.to_json(),
     }
     for name, text in files.items():

@@ -23,7 +23,8 @@ WRAPPER: Final = """\
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 exec /usr/bin/python3 -I -B -c \\
-  'import runpy, sys; sys.path.insert(0, "{repo}"); runpy.run_module("slurm_plugin.{module}", run_name="__main__")'
+  'import runpy, sys; sys.path.insert(0, "{repo}"); runpy.run_module("slurm_plugin.{module}", run_name="__main__")' \\
+  --conf {site_file}
 """
 
 
@@ -44,15 +45,15 @@ def install_library(folder: Path) -> Path:
     return found[0]
 
 
-def install_hook(name: str, folder: Path) -> Path:
+def install_hook(name: str, folder: Path, site_file: Path) -> Path:
     """Write the wrapper that slurmctld or slurmd runs; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    path.write_text(WRAPPER.format(repo=REPO, module=HOOKS[name]), encoding="utf-8")
+    path.write_text(WRAPPER.format(repo=REPO, module=HOOKS[name], site_file=site_file), encoding="utf-8")
     path.chmod(0o755)
     return path
 
 
-def plugstack_conf(library: Path | None) -> str:
+def plugstack_conf(library: Path | None, site_file: Path, shim_folder: Path) -> str:
     """Write plugstack.conf; `optional`, so that a plugin that does not load hurts nobody."""
-    return f"optional {library}\n" if library else ""
+    return f"optional {library} conf={site_file} shim-dir={shim_folder}\n" if library else ""

@@ -32,6 +32,7 @@ class Settings:
         conf: further lines of slurm.conf, "Key=Value"; a key given here replaces the default one.
         plugin: whether the SPANK plugin is loaded.
         controller_hook, node_hook: whether EpilogSlurmctld and Epilog are set.
+        site: the text of the cluster's own jit-ckpt.conf, which the plugin and the hooks read.
     """
 
     name: str = "jit"
@@ -41,6 +42,7 @@ class Settings:
     plugin: bool = False
     controller_hook: bool = False
     node_hook: bool = False
+    site: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", self.name):
@@ -55,6 +57,11 @@ class Settings:
     def folder(self) -> Path:
         """Where everything of the cluster lies on disk; removed when it goes down."""
         return DATA / self.name
+
+    @property
+    def site_file(self) -> Path:
+        """The cluster's own jit-ckpt.conf."""
+        return self.folder / "jit-ckpt.conf"
 
     @property
     def head(self) -> Host:

@@ -39,6 +39,22 @@ def test_tasks_a_node_come_from_the_job_where_the_line_is_silent() -> None:
     assert parse(["-N4", "x"], {"SLURM_NTASKS": "41", "SLURM_JOB_NUM_NODES": "5"}).tasks == 4
 
 
+@pytest.mark.parametrize(
+    ("line", "nodes", "tasks"),
+    [("x", 4, 32), ("-n 12 x", 4, 12), ("-N5 x", 5, 40), ("-n 8 --ntasks-per-node=4 x", 2, 8), ("-c 2 x", 4, 0)],
+)
+def test_spares_count_where_the_line_is_silent(line: str, nodes: int, tasks: int) -> None:
+    """spares=1 of five nodes leaves four to the ranks, unless the command line says how many they need."""
+    request = parse(line.split(), {"SLURM_NTASKS": "40", "SLURM_JOB_NUM_NODES": "5"}, spares=1)
+    assert (request.nodes, request.tasks) == (nodes, tasks)
+
+
+def test_spares_leave_a_node_to_the_ranks() -> None:
+    """As many spare nodes as the job has: said, not started."""
+    with pytest.raises(ArgumentError, match="spares=2: the job has 2 nodes"):
+        parse(["x"], {"SLURM_JOB_NUM_NODES": "2"}, spares=2)
+
+
 def test_wishes_for_nodes_are_read() -> None:
     """-w and -x restrict the choice; jit-srun chooses, so srun does not get them."""
     request = parse(["-w", "n[1-3]", "--exclude=n2", "x"], {})

@@ -14,7 +14,8 @@ from slurm_plugin import contract
 
 HEADER = (Path(__file__).resolve().parents[2] / "spank" / "contract.h").read_text(encoding="utf-8")
 DEFINES = re.findall(r'^#define JIT_(\w+) +("[^"]*"|\d+)$', HEADER, re.MULTILINE)
-KEYS = re.findall(r'KEY\("([^"]+)", "([^"]+)", JIT_(\w+), (\d+), (\d+)\)', HEADER)
+ROWS = re.findall(r'KEY\("([^"]+)", "([^"]+)", JIT_(\w+), (\d+), (\d+)\)', HEADER)
+KEYS, SITE_KEYS = ROWS[: len(contract.ALLOWED)], ROWS[len(contract.ALLOWED) :]
 
 
 def test_constants() -> None:
@@ -34,6 +35,20 @@ def test_keys() -> None:
     numbers = {"WHOLE", "NUMBER", "NUMBER_OR_OFF"}
     c = [(k, a, least if kind in numbers else "", most if kind in numbers else "") for k, a, kind, least, most in KEYS]
     assert c == python
+
+
+def test_site_keys() -> None:
+    """The keys of the site's file are the same too, and none of them is one of the option's."""
+    python = [(key, *(str(part) for part in row)) for key, row in contract.SITE_ALLOWED.items()]
+    assert python == SITE_KEYS
+    assert not contract.SITE_ALLOWED.keys() & contract.ALLOWED.keys()
+
+
+def test_the_job_id_in_the_directory() -> None:
+    """%j becomes the job's id where the job runs, wherever it stands; a directory without it stays."""
+    options = contract.Options(dir="/scratch/%j/ck-%j", keep=7)
+    assert contract.in_job(options, "100_7") == contract.Options(dir="/scratch/100_7/ck-100_7", keep=7)
+    assert contract.in_job(contract.Options(dir="/d"), "1") == contract.Options(dir="/d")
 
 
 def test_kinds() -> None:

@@ -11,7 +11,7 @@ from testbed.settings import Settings, cgroup_conf, environment, hosts_file, slu
 
 def test_settings_survive_the_disk() -> None:
     """What `up` saves is what the next verb reads."""
-    settings = Settings("other", 3, 2, ("KillWait=5",), plugin=True, controller_hook=True)
+    settings = Settings("other", 3, 2, ("KillWait=5",), plugin=True, controller_hook=True, site="keep = 3\n")
     assert Settings.from_json(settings.to_json()) == settings
 
 
