@@ -31,29 +31,36 @@ def create(path: str) -> IO[bytes]:
     return os.fdopen(os.open(path, flags, FILE_MODE), "wb", buffering=0)
 
 
-def open_regular(path: str) -> IO[bytes]:
+def open_regular(path: str, owner: int | None = None) -> IO[bytes]:
     """Open an existing regular file for reading, without following a link or blocking on a pipe.
 
+    Args:
+        owner: the user id that must own it; anybody may by default.
+
     Raises:
-        DamagedError: it is missing, a link, or no regular file.
+        DamagedError: it is missing, a link, no regular file, or somebody else's.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise DamagedError(f"{path}: cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise DamagedError(f"{path}: is not a regular file")
+    if owner not in (None, status.st_uid):
+        os.close(fd)
+        raise DamagedError(f"{path}: belongs to user id {status.st_uid}, not to {owner}; not believed")
     return os.fdopen(fd, "rb")
 
 
-def read(path: str, most: int) -> bytes:
-    """Read a whole regular file of at most `most` bytes.
+def read(path: str, most: int, owner: int | None = None) -> bytes:
+    """Read a whole regular file of at most `most` bytes; `owner` as for `open_regular`.
 
     Raises:
-        DamagedError: it cannot be read, or is larger than that.
+        DamagedError: it cannot be read, is larger than that, or somebody else's.
     """
-    with open_regular(path) as file:
+    with open_regular(path, owner) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise DamagedError(f"{path}: {size} bytes; more than {most} cannot be right")
@@ -72,12 +79,21 @@ def size_of(path: str) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def is_folder(path: str) -> bool:
-    """Say whether this is a folder itself, not a link to one."""
+def is_folder(path: str, owner: int | None = None) -> bool:
+    """Say whether this is a folder itself, not a link to one, and, if asked, whether this user id owns it."""
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        status = os.lstat(path)
     except OSError:
         return False
+    return stat.S_ISDIR(status.st_mode) and owner in (None, status.st_uid)
+
+
+def owner_of(path: str) -> int:
+    """Return the user id that owns a file, a folder or a link itself; -1, which is nobody's, for a missing one."""
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return -1
 
 
 def pwrite(fd: int, data: memoryview, offset: int) -> None:

@@ -54,14 +54,14 @@ def from_text(text: bytes, source: str) -> Manifest:
     return manifest
 
 
-def read(folder: str) -> Manifest:
+def read(folder: str, owner: int | None = None) -> Manifest:
     """Read manifest.json of a checkpoint folder; its `directory` is where the folder is now.
 
     Raises:
-        DamagedError: there is none, or it cannot be believed.
+        DamagedError: there is none, or it cannot be believed, or it is not `owner`'s.
     """
     path = os.path.join(folder, contract.MANIFEST)
-    return replace(from_text(files.read(path, MOST_TEXT), path), directory=os.path.abspath(folder))
+    return replace(from_text(files.read(path, MOST_TEXT, owner), path), directory=os.path.abspath(folder))
 
 
 def misfits(manifest: Manifest, folder: str) -> Iterator[tuple[str, str]]:

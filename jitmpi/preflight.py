@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from contextlib import suppress
 
 from jitmpi import files
@@ -48,8 +49,11 @@ def _create(directory: str) -> None:
         raise ConfigError(f"{directory}: cannot be created: {error.strerror}; choose another dir=") from error
     if not files.is_folder(directory):
         raise ConfigError(f"{directory}: is a link or not a folder; remove it or choose another dir=")
-    if os.lstat(directory).st_uid != os.geteuid():
-        raise ConfigError(f"{directory}: belongs to user id {os.lstat(directory).st_uid}; choose another dir=")
+    status = os.lstat(directory)
+    if status.st_uid != os.geteuid():
+        raise ConfigError(f"{directory}: belongs to user id {status.st_uid}; choose another dir=")
+    if status.st_mode & 0o022:  # whoever can write there can take checkpoints away or stand in the way of a commit
+        os.chmod(directory, stat.S_IMODE(status.st_mode) & ~0o022)
 
 
 def _probe(directory: str, probe: str, need_bytes: int) -> None:

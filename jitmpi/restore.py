@@ -97,14 +97,14 @@ def differences(manifest: Manifest, tensors: Sequence[TensorInfo], world_size: i
 class Source:
     """One checkpoint, open for reading. Close it, or use it in a with statement."""
 
-    def __init__(self, path: str) -> None:
-        """Open a checkpoint folder.
+    def __init__(self, path: str, owner: int | None = None) -> None:
+        """Open a checkpoint folder; only files of this user id are read if one is given.
 
         Raises:
             DamagedError: no believable manifest.
         """
-        self.path = path
-        self.manifest = read_manifest(path)
+        self.path, self._owner = path, owner
+        self.manifest = read_manifest(path, owner)
         self._pieces = store.pieces_of(self.manifest.files)
         self._open: dict[str, store.RankFile] = {}
         self._index: tuple[dict[int, Context], bytes] | None = None
@@ -160,7 +160,7 @@ class Source:
     def _read_index(self) -> tuple[dict[int, Context], bytes]:
         if self._index is None:
             path = os.path.join(self.path, contract.CHECKPOINT)
-            image = files.read(path, self.manifest.index_bytes)
+            image = files.read(path, self.manifest.index_bytes, self._owner)
             if len(image) != self.manifest.index_bytes or zlib.crc32(image) != self.manifest.index_crc32:
                 raise DamagedError(f"{path}: differs from its checksum in the manifest")
             self._index = store.read_index(image)
@@ -169,7 +169,7 @@ class Source:
     def _rank_file(self, file: Written) -> store.RankFile:
         if file.file not in self._open:
             path = os.path.join(self.path, file.file)
-            opened = store.RankFile(path, files.open_regular(path))
+            opened = store.RankFile(path, files.open_regular(path, self._owner))
             if opened.size != file.nbytes:
                 opened.close()
                 raise DamagedError(f"{path}: has {opened.size} bytes, the manifest says {file.nbytes}")

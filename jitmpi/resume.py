@@ -7,6 +7,7 @@ Rule 2: all ranks accept a checkpoint or none does; the next older one is tried 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -78,7 +79,8 @@ def _load(world: World, state: TrainingState, settings: Settings, path: str) -> 
         trouble: JitError | None = None
         if reads:
             try:
-                source = restore.Source(path)
+                own = os.path.dirname(path) == settings.job_directory  # `resume` may name a colleague's
+                source = restore.Source(path, os.geteuid() if own else None)
                 header = _header(source)
             except JitError as error:
                 trouble = error

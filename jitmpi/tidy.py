@@ -1,7 +1,8 @@
 """Turn claims into visible checkpoints, and old checkpoints into free space. Anybody may do it, at any time, twice.
 
 Rule 1: a claim is the commit. `finish` only carries out what a claim has decided; without one nothing becomes visible.
-Rule 2: what is removed is a folder of ours by its name, straight inside the job's directory; links are not followed.
+Rule 2: only what belongs to the owner of the job's directory counts: whoever else can write there plants nothing.
+    What is removed is such a folder by its name, straight inside the job's directory; links are not followed.
 Rule 3: a claim is never taken away, or a process left over from its attempt could commit again; a pruned checkpoint
     leaves a claim that says so.
 """
@@ -97,7 +98,7 @@ def prune(job_directory: str, keep: int) -> None:
 def remove(job_directory: str, name: str) -> None:
     """Remove a folder straight inside the job's directory, by name; not the target of a link."""
     path = os.path.join(job_directory, os.path.basename(name))
-    if files.is_folder(job_directory) and files.is_folder(path):
+    if files.is_folder(job_directory) and files.is_folder(path, files.owner_of(job_directory)):
         shutil.rmtree(path, ignore_errors=True)  # walks by file descriptors, follows no link
 
 
@@ -107,7 +108,7 @@ def read_claim(path: str) -> Manifest | None:
     Raises:
         DamagedError: it is neither.
     """
-    text = files.read(path, manifests.MOST_TEXT)
+    text = files.read(path, manifests.MOST_TEXT, files.owner_of(os.path.dirname(path)))
     with suppress(ValueError):
         if json.loads(text) == json.loads(PRUNED):
             return None
@@ -124,7 +125,7 @@ def _complete(job_directory: str, claim: str, attempt: int) -> None:
         return
     if manifest.attempt != attempt:
         raise DamagedError(f"{path}: is the manifest of attempt {manifest.attempt}")
-    text = files.read(path, manifests.MOST_TEXT)
+    text = files.read(path, manifests.MOST_TEXT, files.owner_of(job_directory))
     for name in _folders(job_directory):
         match = ASIDE_NAME.fullmatch(name)
         folder = os.path.join(job_directory, name)
@@ -179,4 +180,5 @@ def _entries(job_directory: str) -> list[str]:
 
 
 def _folders(job_directory: str) -> list[str]:
-    return [name for name in _entries(job_directory) if files.is_folder(os.path.join(job_directory, name))]
+    owner = files.owner_of(job_directory)
+    return [name for name in _entries(job_directory) if files.is_folder(os.path.join(job_directory, name), owner)]

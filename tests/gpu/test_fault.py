@@ -19,7 +19,7 @@ import pytest
 
 from slurm_plugin import contract
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 TRAINEE = Path(__file__).parent.parent / "slurm" / "trainee.py"
 REPO = TRAINEE.parent.parent.parent
@@ -112,6 +112,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("failures", FAILURES.values(), ids=FAILURES.keys())
 def test_a_failure_costs_no_bit(failures: list[str], reference: Path, tmp_path: Path) -> None:
     """The survivors save, a new launch goes on, and it ends as if nothing had happened, GradScaler included."""
@@ -120,3 +121,15 @@ def test_a_failure_costs_no_bit(failures: list[str], reference: Path, tmp_path: 
     second = launch(tmp_path, 1, "--amp")
     assert second.codes == [0] * RANKS, second.log
     assert result(tmp_path) == result(reference), first.log + second.log
+
+
+def test_the_same_on_a_cpu(tmp_path: Path) -> None:
+    """What needs no GPU of these tests runs everywhere: three launches without Slurm, one of them losing a rank."""
+    undisturbed, out = tmp_path / "reference", tmp_path / "failing"
+    ended = [launch(undisturbed, 0, device="cpu", ranks=2)]
+    ended += [
+        launch(out, 0, "--inject=kill:backward:1:5", device="cpu", ranks=2),
+        launch(out, 1, device="cpu", ranks=2),
+    ]
+    assert [e.codes for e in ended] == [[0, 0], [contract.EXIT_COMMITTED, -9], [0, 0]], [e.log for e in ended]
+    assert result(out, 2) == result(undisturbed, 2)

@@ -60,3 +60,12 @@ def test_space_that_statvfs_promises_and_the_disk_has_not(tmp_path: Path) -> Non
             preflight.check(str(disk / "7"), 3_000_000)
     finally:
         assert libc.umount2(bytes(disk), 2) == 0
+
+
+def test_a_folder_that_others_can_write_is_closed_to_them(tmp_path: Path) -> None:
+    """Mode 0777 on the job's own folder would let anybody plant or remove checkpoints."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    folder.chmod(0o777)
+    preflight.check(str(folder), 0)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jitmpi import manifests, tidy
+from jitmpi import manifests, restore, tidy
+from jitmpi.errors import DamagedError
 
 
 def undo_tidying(job: Any, name: str, aside: str) -> None:
@@ -145,3 +146,47 @@ def test_a_job_folder_that_is_a_link_is_left_alone(job: Any, state: Any, tmp_pat
     (tmp_path / "link").symlink_to(job.directory)
     tidy.prune(str(tmp_path / "link"), 1)
     assert len(tidy.committed(job.directory)) == 3
+
+
+def give_away(path: str) -> None:
+    """Let a file or folder, and all in it, belong to another user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    for folder, _, names in os.walk(path):
+        for name in (folder, *(os.path.join(folder, n) for n in names)):
+            os.chown(name, 12345, 12345)
+    os.chown(path, 12345, 12345)
+
+
+def test_what_another_user_planted_does_not_count(job: Any) -> None:
+    """In a folder that others can write, their checkpoints are not listed, finished, or removed."""
+    job.checkpoint(5, 0)
+    planted = job.checkpoint(9, 7)
+    give_away(planted.directory)
+    assert [found.minibatch for found in tidy.committed(job.directory)] == [5]
+    assert restore.candidates(job.directory) == [os.path.join(job.directory, "m5-r0")]
+    tidy.remove(job.directory, "m9-r7")
+    tidy.prune(job.directory, 1)
+    assert {"m5-r0", "m9-r7"} <= job.names()
+
+
+def test_a_planted_claim_makes_nothing_visible(job: Any) -> None:
+    """A claim of another user commits nothing, even for a folder that is ours."""
+    job.checkpoint(5, 0)
+    undo_tidying(job, "m5-r0", ".m5-r0-e1-c0")
+    give_away(os.path.join(job.directory, "claim-r0.json"))
+    tidy.finish(job.directory)
+    assert job.names() == {".m5-r0-e1-c0", "claim-r0.json"}
+
+
+def test_no_file_of_another_user_is_read(job: Any) -> None:
+    """A job's own checkpoint is read from files of its owner only, should one be swapped under its name."""
+    manifest = job.checkpoint(5, 0)
+    restore.Source(manifest.directory, os.geteuid()).close()
+    give_away(os.path.join(manifest.directory, "checkpoint.h5"))
+    with restore.Source(manifest.directory, os.geteuid()) as source, pytest.raises(DamagedError, match="user id 12345"):
+        source.contexts()
+    give_away(os.path.join(manifest.directory, "manifest.json"))
+    with pytest.raises(DamagedError, match="user id 12345"):
+        restore.Source(manifest.directory, os.geteuid())
+    restore.Source(manifest.directory).close()
