@@ -7,15 +7,15 @@ BIN    := $(VENV)/bin
 
 # Slurm's MPI plugin opens libpmix.so, a name that only libpmix-dev provides.
 PACKAGES := slurmctld slurmd slurm-client slurm-wlm-basic-plugins libslurm-dev libpmix-dev munge openmpi-bin \
-            iproute2 util-linux procps mawk make gcc libc6-dev clang-format shellcheck python3-venv
+            iproute2 util-linux procps mawk debootstrap git make gcc libc6-dev clang-format shellcheck python3-venv
 TYPED    := jitmpi slurm_plugin testbed demo bench
 SCRIPTS  := .ci/run $(wildcard sbatch_templates/*.sbatch)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps venv spank lint check test demo bench clean
+.PHONY: help deps venv spank lint check test test-on demo bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 deps: ## install the Debian packages that are missing and add the jobs' user (root)
 	@missing=""; \
@@ -54,8 +54,12 @@ lint: venv ## format, lint, types, layers, spelling, shell, C style
 check: lint ## lint and the unit tests: under a minute
 	$(BIN)/python -m pytest tests/unit
 
-test: lint spank ## everything under tests/, on a real cluster made for it (root)
-	$(BIN)/python -m pytest tests
+test: $(if $(TESTS),venv,lint) spank ## everything under tests/, on a real cluster made for it (root); TESTS=... only these, unlinted
+	$(BIN)/python -m pytest $(or $(TESTS),tests)
+
+test-on: deps ## `make test` in another Debian release: RELEASE=trixie, bookworm or forky; TESTS=... as above (root)
+	@[ -n "$(RELEASE)" ] || { echo "which one? make test-on RELEASE=bookworm (Slurm 22.05), trixie (24.11) or forky" >&2; exit 1; }
+	$(PYTHON) -m testbed.release $(RELEASE) make test $(if $(TESTS),'TESTS=$(TESTS)')
 
 demo: venv spank ## a job that loses a node and goes on, told with times and pictures (root)
 	$(BIN)/python -m demo
