@@ -6,7 +6,7 @@
 
 Rule 1: every mount lies in a mount namespace that ends with the command, and the command ends with this process,
 however that ends. So there is nothing to clean up, and removing the folder can remove nothing else.
-Rule 2: a root file system gets its name when it is whole. It is made once; installed packages and the clone's .venv stay.
+Rule 2: a root file system gets its name when it is whole. It is made once; its packages and the clone's .venv stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -80,19 +80,19 @@ exec /bin/sh -c '"$@"; exit $?' sh "$@"
 
 
 @contextlib.contextmanager
-def held(release: str) -> Iterator[Path]:
+def held(release: str, roots: Path = ROOTS) -> Iterator[Path]:
     """Keep other runs out of the root file system of a release, and return its folder, which need not exist.
 
     Raises:
         TestbedError: another run is in it.
     """
-    ROOTS.mkdir(parents=True, exist_ok=True)
-    with open(ROOTS / f"{release}.lock", "w", encoding="utf-8") as lock:
+    roots.mkdir(parents=True, exist_ok=True)
+    with open(roots / f"{release}.lock", "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise TestbedError(f"another run is in {ROOTS / release}; wait for its end") from error
-        yield ROOTS / release
+            raise TestbedError(f"another run is in {roots / release}; wait for its end") from error
+        yield roots / release
 
 
 def make(release: str, root: Path) -> None:
@@ -155,10 +155,14 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **own, "PIP_NO_CACHE_DIR": "1"}  # .venv stays, a cache beside it would only double its size
 
 
-def enter(root: Path, command: Sequence[str]) -> int:
-    """Run a command in the clone, with this process's input and output; return its exit code."""
-    folders = "\n".join(str(p) for p in borrowed.pip_folders(os.environ, Path.home()))
-    return _wait([*APART, "sh", "-euc", ENTER, "sh", str(root), folders, *command], environment(os.environ))
+def enter(root: Path, command: Sequence[str], folders: Iterable[Path]) -> int:
+    """Run a command in the clone, with this process's input and output; return its exit code.
+
+    Args:
+        folders: of this machine, to be seen inside at the same paths, read-only.
+    """
+    seen = "\n".join(str(path) for path in folders)
+    return _wait([*APART, "sh", "-euc", ENTER, "sh", str(root), seen, *command], environment(os.environ))
 
 
 def _wait(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -194,7 +198,7 @@ def carry_out(release: str, command: Sequence[str]) -> int:
         if run(["git", "-C", str(REPO), "status", "--porcelain"]).stdout:
             _say(release, "what is not committed here is not in it")
         began = time.monotonic()
-        code = enter(root, command)
+        code = enter(root, command, borrowed.pip_folders(os.environ, Path.home()))
         _say(release, f"`{' '.join(command)}` ended with {code} after {time.monotonic() - began:.0f} s")
         _say(release, f"{root} takes {_size(root)}; `python3 -m testbed.release --remove {release}` removes it")
     return code
