@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jitmpi.errors import NotCoveredError
-from jitmpi.events import Context, Report
+from jitmpi.events import BUFFERS_BY, Context, Report
 from jitmpi.position import Position
 
 
@@ -59,6 +59,7 @@ def decide(reports: Iterable[Report], *, world: int, shards: int = 1, unfit: Col
     unknown = tuple(r for r in range(world) if r not in contexts)
     notes = [f"rank {r}: its replay context is lost" for r in unknown]
     notes += doubts
+    notes += _lost_buffers(contexts)
     savers = {shard: tuple(ranks) for shard, ranks in sorted(holders[minibatch].items())}
     saving = {rank for ranks in savers.values() for rank in ranks}
     notes += [f"rank {r.rank}: {r.note}" for r in ordered if r.note and r.rank in saving]
@@ -93,6 +94,17 @@ def _with_users_state(
         else:
             notes.append(f"rank {rank}: its run.state is that of the end of its forward pass")
     return found, notes
+
+
+def _lost_buffers(contexts: Mapping[int, Context]) -> list[str]:
+    """Say which dead ranks' own buffers nobody has: too many bytes to be handed over, or on a GPU.
+
+    Where every rank gets those of one rank at the next forward pass (DDP's default), only that rank's matter.
+    """
+    held = {rank: any(name.startswith("buffer/") for name in c.pieces) for rank, c in contexts.items()}
+    source = next((c.pieces[BUFFERS_BY] for c in contexts.values() if BUFFERS_BY in c.pieces), None)
+    lost = [r for r in contexts if not held[r] and source in (None, b"%d" % r)] if any(held.values()) else []
+    return [f"rank {r}: its buffers (BatchNorm statistics and such) are lost; another rank's are taken" for r in lost]
 
 
 def _contexts(reports: Iterable[Report], minibatch: int) -> dict[int, Context]:

@@ -43,6 +43,9 @@ class Fault:
     when: float
 
 
+BUFFERS_BY = "buffers-by"  # piece of a context: the rank whose buffers all get at the next forward pass, as digits
+
+
 @dataclass(frozen=True)
 class Context:
     """What one rank alone needs to run a minibatch again (random states, data position, own buffers, user state).

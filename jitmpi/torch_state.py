@@ -23,7 +23,7 @@ from torch import nn
 
 from jitmpi import buffers, codec, device
 from jitmpi.errors import AttachError, MismatchError
-from jitmpi.events import TensorInfo
+from jitmpi.events import BUFFERS_BY, TensorInfo
 from jitmpi.skeleton import Tensors, plant, strip
 from jitmpi.updates import Tail, Updates
 
@@ -71,6 +71,11 @@ class TrainingState:
     def training(self) -> bool:
         """Whether the model is in training mode, and not evaluated just now."""
         return self._module.training
+
+    def buffer_source(self) -> dict[str, bytes]:
+        """Return the piece that names the rank whose buffers DDP gives to all at the next forward pass, if it does."""
+        wrapper = next((m for m in self.model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)), None)
+        return {BUFFERS_BY: b"0"} if wrapper is not None and wrapper.broadcast_buffers else {}
 
     @property
     def fewest_updates(self) -> int:

@@ -82,7 +82,7 @@ class Vault:
         return self._state.scalars() if self._scalars is None else self._scalars
 
     def _whole(self, context: Context, *, live: bool) -> Context:
-        pieces = self._shadow.device_pieces(live=live)
+        pieces = {**self._shadow.device_pieces(live=live), **self._state.buffer_source()}
         return Context(context.rank, context.minibatch, context.exact, {**context.pieces, **pieces})
 
     def _list(self) -> list[tuple[TensorInfo, torch.Tensor]]:

@@ -166,3 +166,21 @@ def test_a_break_behind_the_update_counts_for_the_dead_rank_too() -> None:
     left, ahead = Position(0, 0, 3, True), Position(0, 0, 3)
     chosen = decide([report(0, 4, at(0, 4, left), at(1, 4, ahead, exact=False))], world=2).contexts
     assert [Position.decode(chosen[r].pieces["position"]) for r in range(2)] == [left, left]
+
+
+def test_a_dead_ranks_lost_buffers_are_said() -> None:
+    """Buffers that were not handed over make the result inexact, unless the next forward pass replaces them anyway."""
+
+    def own(rank: int, *, buffers: bool, source: bytes | None) -> Context:
+        pieces = {"buffer/bn.running_mean": b"x"} if buffers else {}
+        return Context(rank, 6, True, pieces | ({"buffers-by": source} if buffers and source else {}))
+
+    def notes(dead: int, source: bytes | None) -> tuple[str, ...]:
+        contexts = [own(rank, buffers=rank != dead, source=source) for rank in range(3)]
+        alive = [rank for rank in range(3) if rank != dead]
+        return decide([report(alive[0], 6, *contexts), report(alive[1], 6)], world=3).notes
+
+    assert notes(dead=1, source=b"0") == ()
+    assert "rank 0: its buffers" in notes(dead=0, source=b"0")[0]
+    assert "rank 1: its buffers" in notes(dead=1, source=None)[0]
+    assert decide([report(0, 6, context(0, 6), context(1, 6))], world=2).exact
