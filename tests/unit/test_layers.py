@@ -61,10 +61,10 @@ def test_nothing_runs_code_from_a_file(path: Path) -> None:
     assert attributes(path) & {"torch.save", "torch.load", "np.load", "numpy.load", "np.save", "numpy.save"} == set()
 
 
-@pytest.mark.parametrize("package", ["jitmpi", "slurm_plugin", "slurm_plugin.relaunch", "jitmpi.cli"])
+@pytest.mark.parametrize("package", ["jitmpi", "slurm_plugin", "slurm_plugin.relaunch", "jitmpi.cli", "jitmpi.browse"])
 def test_import_is_light(package: str) -> None:
     """Importing a package or starting a command loads no torch, MPI or HDF5 before it is needed."""
-    heavy = {"jitmpi.cli": {"torch", "mpi4py"}}.get(package, {"torch", "mpi4py", "h5py", "numpy"})
+    heavy = {"jitmpi.browse": {"torch", "mpi4py"}}.get(package, {"torch", "mpi4py", "h5py", "numpy"})
     code = f"import sys, {package}; print([m for m in {sorted(heavy)} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60, check=True
