@@ -51,7 +51,7 @@ def configure(settings: Settings) -> None:
     major, minor = (int(part) for part in machine.slurm_version().split(".")[:2])
     files = {
         "etc/hosts": texts.hosts_file(settings),
-        "etc/slurm/slurm.conf": texts.slurm_conf(settings, memory_mib=machine.memory_mib()),
+        "etc/slurm/slurm.conf": texts.slurm_conf(settings, memory_mib=machine.memory_mib(), mpi=machine.mpi()),
         "etc/slurm/cgroup.conf": texts.cgroup_conf((major, minor)),
         "etc/slurm/plugstack.conf": plugin.plugstack_conf(library, settings.site_file, folder / "bin"),
         "jit-ckpt.conf": settings.site,

@@ -56,6 +56,11 @@ def slurm_version() -> str:
     return found.group()
 
 
+def mpi() -> str:
+    """Return what srun can offer the ranks: "pmix", or "none" where Slurm was built without it (Debian's 26.05.5)."""
+    return "pmix" if any(Path("/usr/lib").glob("*/slurm*/mpi_pmix.so")) else "none"
+
+
 def memory_mib() -> int:
     """The memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20

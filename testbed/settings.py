@@ -90,8 +90,8 @@ class Settings:
         return cls(**{**raw, "conf": tuple(raw["conf"])})
 
 
-def slurm_conf(settings: Settings, *, memory_mib: int) -> str:
-    """Write slurm.conf; nodes claim `memory_mib` each, which is not shared out (CR_Core)."""
+def slurm_conf(settings: Settings, *, memory_mib: int, mpi: str = "pmix") -> str:
+    """Write slurm.conf; nodes claim `memory_mib` each, which is not shared out (CR_Core); `mpi` is srun's default."""
     s, nodes = settings, f"n[1-{settings.nodes}]"
     values = {
         "ClusterName": s.name,
@@ -110,7 +110,7 @@ def slurm_conf(settings: Settings, *, memory_mib: int) -> str:
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
         "SlurmdParameters": "config_overrides",  # or nodes with fewer real CPUs are drained
-        "MpiDefault": "pmix",
+        "MpiDefault": mpi,
         "PrologFlags": "Alloc",
         "ReturnToService": "2",
         "SlurmdTimeout": "15",  # seconds until a dead node is known; sites have 300
