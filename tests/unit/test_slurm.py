@@ -37,6 +37,9 @@ class Scontrol:
             case ["scontrol", "show", "step", _]:
                 steps = [f"StepId=1.{s} UserId=0\n   SrunHost:Pid=n1:{p}" for p, s in self.fake.steps.items()]
                 return "StepId=1.batch UserId=0\n   SrunHost:Pid=(null):0\n\n" + "\n\n".join(steps)
+            case ["scontrol", "ping"]:
+                if not self.fake.answers():
+                    raise SlurmError("scontrol ping: exit code 1")
             case ["scontrol", "requeue", job]:
                 self.fake.requeue(job)
             case ["scontrol", "update", job, *changes]:
@@ -130,7 +133,7 @@ def pyslurm(fake: FakeSlurm) -> Any:
         JobSubmitDescription=SimpleNamespace,
         JobSteps=SimpleNamespace(load=lambda _: steps),
         Jobs=SimpleNamespace(load=lambda: {j.job_id: Job.load(int(j.job_id)) for j in fake.jobs.values()}),
-        Nodes=SimpleNamespace(load=lambda: {n: Node.load(n) for n in fake.known}),
+        Nodes=SimpleNamespace(load=lambda: fake.nodes(fake.known) and {n: Node.load(n) for n in fake.known}),
     )
 
 
@@ -156,6 +159,15 @@ class Contract:
     def slurm(self, fake: FakeSlurm) -> Slurm:
         """The way under test."""
         raise NotImplementedError
+
+    def test_silence_is_told_from_a_refusal(self, slurm: Slurm, fake: FakeSlurm) -> None:
+        """Both are a SlurmError to whoever asked; only with silence nothing answers."""
+        assert slurm.answers()
+        with pytest.raises(SlurmError):
+            slurm.job("404")
+        assert slurm.answers()
+        fake.refuse = 1
+        assert not slurm.answers()
 
     def test_a_job_is_told_in_full(self, slurm: Slurm, fake: FakeSlurm) -> None:
         """All fields of a job arrive, whatever the user put into its name and command."""
