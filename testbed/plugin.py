@@ -16,16 +16,7 @@ from testbed.namespaces import RUN
 REPO: Final = Path(__file__).resolve().parent.parent
 LIBRARY: Final = "jit_ckpt.so"
 BUILD_TIMEOUT: Final = 120.0  # seconds for the C plugin; it takes about two
-HOOKS: Final = {"epilog-slurmctld": "controller_epilog", "epilog": "epilog"}  # file -> module of slurm_plugin
-
-WRAPPER: Final = """\
-#!/bin/sh
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
-exec /usr/bin/python3 -I -B -c \\
-  'import runpy, sys; sys.path.insert(0, "{repo}"); runpy.run_module("slurm_plugin.{module}", run_name="__main__")' \\
-  --conf {site_file}
-"""
+WRAPPER: Final = REPO / "packaging" / "wrapper"  # the maker of the packages' own hooks
 
 
 def install_library(folder: Path) -> Path:
@@ -49,7 +40,7 @@ def install_hook(name: str, folder: Path, site_file: Path) -> Path:
     """Write the wrapper that slurmctld or slurmd runs; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    path.write_text(WRAPPER.format(repo=REPO, module=HOOKS[name], site_file=site_file), encoding="utf-8")
+    path.write_text(run([str(WRAPPER), name, str(REPO), str(site_file)]).stdout, encoding="utf-8")
     path.chmod(0o755)
     return path
 

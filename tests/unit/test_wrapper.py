@@ -1,0 +1,154 @@
+"""packaging/wrapper: what stands between Slurm or a user and the Python code, with code and files of the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_plugin import contract
+
+WRAPPER = Path(__file__).resolve().parents[2] / "packaging" / "wrapper"
+HOOKS = {
+    "prolog": "prolog",
+    "epilog": "epilog",
+    "epilog-slurmctld": "controller_epilog",
+    "health-check": "health_check",
+}
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the site's file counts only when root owns it")
+
+
+class Installed:
+    """A folder with a wrapper in it, Python code behind it, and a site's file."""
+
+    def __init__(self, folder: Path, name: str, module: str) -> None:
+        self.code, self.conf, self.path = folder / "python", folder / "jit-ckpt.conf", folder / name
+        self.module = self.code.joinpath(*module.split(".")).with_suffix(".py")
+        self.module.parent.mkdir(parents=True)
+        (self.module.parent / "__init__.py").touch()
+        text = subprocess.run([WRAPPER, name, self.code, self.conf], capture_output=True, check=True, timeout=10).stdout
+        self.path.write_bytes(text)
+        self.path.chmod(0o755)
+
+    def main(self, body: str) -> None:
+        """Let the module's main be this."""
+        self.module.write_text(f"import os, sys\ndef main():\n    {body}\n", encoding="utf-8")
+
+    def run(self, *words: str, path: str = "/usr/bin:/bin") -> subprocess.CompletedProcess[str]:
+        """Run the wrapper as Slurm would, with a hostile folder first in Python's own path."""
+        env = {"PATH": path, "PYTHONPATH": "/nonexistent", "SPANK_JIT_CKPT": "dir=/x\n$(touch pwned)"}
+        command = [str(self.path), *words]
+        return subprocess.run(command, env=env, cwd=self.path.parent, capture_output=True, text=True, timeout=20)
+
+
+@pytest.fixture(params=HOOKS)
+def hook(tmp_path: Path, request: pytest.FixtureRequest) -> Installed:
+    """One hook after the other."""
+    return Installed(tmp_path, request.param, f"slurm_plugin.{HOOKS[request.param]}")
+
+
+def test_a_hook_gets_the_site_s_file(hook: Installed) -> None:
+    """The module's main runs, isolated from the environment, and is told where the site's file is."""
+    hook.main("print(sys.argv[1:], sys.flags.isolated, sys.dont_write_bytecode, os.environ['PATH']); return 0")
+    done = hook.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"['--conf', '{hook.conf}'] 1 True /usr/sbin:/usr/bin:/sbin:/bin\n"
+
+
+def test_a_bad_node_is_the_only_failure(hook: Installed) -> None:
+    """Slurm is told of a failure, which drains the node, only when the module has found the node bad."""
+    hook.main(f"return {contract.EXIT_NODE_BAD}")
+    assert hook.run().returncode == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return 1", "raise OSError", "import nowhere", "this is no Python", "os._exit(255)", "os.kill(os.getpid(), 9)"],
+)
+def test_our_own_failure_drains_nothing(tmp_path: Path, body: str) -> None:
+    """Whatever else the code ends with, Slurm sees success."""
+    hook = Installed(tmp_path, "prolog", "slurm_plugin.prolog")
+    hook.main(body)
+    assert hook.run().returncode == 0
+
+
+def test_no_code_drains_nothing(hook: Installed) -> None:
+    """Code that was removed, while slurm.conf still names the hook, drains no node."""
+    assert not hook.module.exists()
+    assert hook.run().returncode == 0
+
+
+@needs_root
+@pytest.mark.parametrize("named", ["/nonexistent/python3", "/etc/passwd", "/", "python-of-nobody"])
+def test_no_interpreter_drains_nothing(tmp_path: Path, named: str) -> None:
+    """An interpreter that is missing or is none drains no node."""
+    hook = Installed(tmp_path, "prolog", "slurm_plugin.prolog")
+    hook.main(f"return {contract.EXIT_NODE_BAD}")
+    hook.conf.write_text(f"python = {named}\n", encoding="utf-8")
+    assert hook.run().returncode == 0
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "line",
+    ["python = {}", "python={}", "\t python\t=\t{} \t", "python = {} # why", "# python = /no\nkeep = 3\npython = {}"],
+)
+def test_the_site_names_the_interpreter(tmp_path: Path, line: str) -> None:
+    """The value of `python` is read as slurm_plugin/site.py reads it."""
+    named = tmp_path / "py#1"  # a comment begins after a blank only
+    named.symlink_to(sys.executable)
+    hook = Installed(tmp_path, "prolog", "slurm_plugin.prolog")
+    hook.main("print(sys.executable)")
+    hook.conf.write_text(line.format(named) + "\n", encoding="utf-8")
+    assert hook.run().stdout == f"{named}\n"
+
+
+@needs_root
+def test_the_site_s_file_is_read_and_not_run(tmp_path: Path) -> None:
+    """Shell text in the file does nothing but fail."""
+    hook = Installed(tmp_path, "prolog", "slurm_plugin.prolog")
+    hook.main("return 0")
+    hook.conf.write_text("python = $(touch pwned);`touch pwned` | touch pwned\ntouch pwned\n", encoding="utf-8")
+    assert hook.run().returncode == 0
+    assert not (tmp_path / "pwned").exists()
+
+
+@needs_root
+def test_a_file_that_others_can_write_does_not_count(tmp_path: Path) -> None:
+    """Root starts no interpreter that somebody else may have named."""
+    hook = Installed(tmp_path, "prolog", "slurm_plugin.prolog")
+    hook.main(f"return {contract.EXIT_NODE_BAD}")
+    hook.conf.write_text("python = /bin/true\n", encoding="utf-8")
+    assert hook.run().returncode == 0
+    hook.conf.chmod(0o666)
+    assert hook.run().returncode == 1, "the default interpreter runs the code"
+
+
+def test_commands_pass_their_words_on(tmp_path: Path) -> None:
+    """jit-ckpt and jit-srun get every word as it was typed."""
+    for name, module in (("jit-ckpt", "jitmpi.cli"), ("jit-srun", "slurm_plugin.relaunch")):
+        (tmp_path / name).mkdir()
+        command = Installed(tmp_path / name, name, module)
+        command.main("print(sys.argv[1:]); return 7")
+        done = command.run("-n", "2", "a b", "", "$HOME;*")
+        assert (done.returncode, done.stdout) == (7, "['-n', '2', 'a b', '', '$HOME;*']\n")
+
+
+def test_jit_srun_without_python_is_srun(tmp_path: Path) -> None:
+    """On a node that lacks our code a batch script still starts its ranks."""
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "srun $*"\n', encoding="utf-8")
+    (tmp_path / "srun").chmod(0o755)
+    command = Installed(tmp_path, "jit-srun", "slurm_plugin.relaunch")
+    done = command.run("-n", "2", "true", path=f"{tmp_path}:/usr/bin:/bin")
+    assert (done.returncode, done.stdout) == (0, "srun -n 2 true\n")
+    assert done.stderr.startswith("jit-srun: ")
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    """A misspelt hook gives no wrapper."""
+    done = subprocess.run([WRAPPER, "prologue"], capture_output=True, text=True, timeout=10)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "prologue is none of" in done.stderr
