@@ -7,33 +7,21 @@ BIN    := $(VENV)/bin
 
 # Slurm's MPI plugin opens libpmix.so, a name that only libpmix-dev provides.
 PACKAGES := slurmctld slurmd slurm-client slurm-wlm-basic-plugins libslurm-dev libpmix-dev munge openmpi-bin \
-<<<<<<< HEAD
-            iproute2 util-linux procps mawk debootstrap git make gcc libc6-dev clang-format shellcheck python3-venv
-=======
-            iproute2 util-linux procps mawk make gcc libc6-dev clang-format shellcheck mandoc python3-venv
-# Only for `make rpm` and the tests of the packages.
-PACKAGING := rpm debootstrap logrotate
->>>>>>> c192829 (packaging: one maker of hooks, make install, deb and rpm; manual pages)
+            iproute2 util-linux procps mawk debootstrap git make gcc libc6-dev clang-format shellcheck mandoc rpm \
+            python3-venv
 TYPED    := jitmpi slurm_plugin testbed demo bench
 SCRIPTS  := .ci/run $(wildcard sbatch_templates/*.sbatch) $(addprefix packaging/,wrapper install slurm-version build-deb build-rpm) \
             $(wildcard packaging/deb/p*)
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help deps venv spank lint check test test-on demo bench clean
-=======
-.PHONY: help deps packaging-deps venv wheel spank lint check test demo bench install deb rpm clean
->>>>>>> c192829 (packaging: one maker of hooks, make install, deb and rpm; manual pages)
+.PHONY: help deps venv spank lint check test test-on demo bench wheel install deb rpm clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
-packaging-deps: NEEDED := $(PACKAGING)
-packaging-deps: deps
-
 deps: ## install the Debian packages that are missing and add the jobs' user (root)
 	@missing=""; \
-	for package in $(PACKAGES) $(NEEDED); do \
+	for package in $(PACKAGES); do \
 	    [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing+=" $$package"; \
 	done; \
 	id jituser >/dev/null 2>&1 && user="" || user=jituser; \
@@ -69,17 +57,12 @@ lint: venv ## format, lint, types, layers, spelling, shell, C style
 check: lint ## lint and the unit tests: under a minute
 	$(BIN)/python -m pytest tests/unit
 
-<<<<<<< HEAD
 test: $(if $(TESTS),venv,lint) spank ## everything under tests/, on a real cluster made for it (root); TESTS=... only these, unlinted
 	$(BIN)/python -m pytest $(or $(TESTS),tests)
 
 test-on: deps ## `make test` in another Debian release: RELEASE=trixie, bookworm or forky; TESTS=... as above (root)
 	@[ -n "$(RELEASE)" ] || { echo "which one? make test-on RELEASE=bookworm (Slurm 22.05), trixie (24.11) or forky" >&2; exit 1; }
 	$(PYTHON) -m testbed.release $(RELEASE) make test $(if $(TESTS),'TESTS=$(TESTS)')
-=======
-test: packaging-deps lint spank ## everything under tests/, on a real cluster made for it (root)
-	$(BIN)/python -m pytest tests
->>>>>>> c192829 (packaging: one maker of hooks, make install, deb and rpm; manual pages)
 
 demo: venv spank ## a job that loses a node and goes on, told with times and pictures (root)
 	$(BIN)/python -m demo
@@ -97,7 +80,7 @@ install: spank ## put the cluster's side into place; DESTDIR, PREFIX, LIBDIR, SY
 deb: wheel ## build/packages/*.deb for the installed Slurm
 	packaging/build-deb build/wheel/*.whl
 
-rpm: packaging-deps wheel ## build/packages/*.rpm for the installed Slurm
+rpm: wheel ## build/packages/*.rpm for the installed Slurm
 	packaging/build-rpm build/wheel/*.whl
 
 clean: ## remove what was built; .venv stays
