@@ -74,7 +74,7 @@ wheel: venv ## build/wheel: what users install into their Python environments
 	rm -rf build/wheel build/lib build/bdist.*
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/wheel .
 
-install: spank ## put the cluster's side into place; DESTDIR, PREFIX, LIBDIR, SYSCONFDIR say where; WHEEL= adds a wheel
+install: ## put the cluster's side into place; DESTDIR, PREFIX, LIBDIR, SYSCONFDIR say where; WHEEL= adds a wheel
 	packaging/install $(WHEEL)
 
 deb: wheel ## build/packages/*.deb for the installed Slurm

@@ -95,8 +95,8 @@ def held(release: str, roots: Path = ROOTS) -> Iterator[Path]:
         yield roots / release
 
 
-def make(release: str, root: Path) -> None:
-    """Make a root file system with the release's smallest set of packages.
+def make(release: str, root: Path, include: str = INCLUDE) -> None:
+    """Make a root file system with the release's smallest set of packages and those that are named.
 
     Raises:
         TestbedError: this machine's apt names no mirror, or debootstrap failed; nothing is at `root` then.
@@ -106,7 +106,7 @@ def make(release: str, root: Path) -> None:
     targets = run(["apt-get", "indextargets", "--format", borrowed.TARGET, "Created-By: Packages"]).stdout
     mirror = borrowed.mirror(targets, platform.freedesktop_os_release().get("VERSION_CODENAME", ""))
     script = () if (SCRIPTS / release).exists() else (str(SCRIPTS / "sid"),)  # a release newer than this debootstrap
-    command = ["debootstrap", "--variant=minbase", f"--include={INCLUDE}", release, str(half), mirror, *script]
+    command = ["debootstrap", "--variant=minbase", f"--include={include}", release, str(half), mirror, *script]
     environ = os.environ | borrowed.proxies(run(["apt-config", "dump"]).stdout)
     if _wait([*APART, "--mount-proc", *command], environ):
         raise TestbedError(f"{' '.join(command)} failed; its log is {half}/debootstrap/debootstrap.log")
