@@ -36,15 +36,13 @@ STEP_ID: Final = re.compile(r"\d{1,10}", re.ASCII)
 START_TIME: Final = re.compile(r"now(\+\d{1,6})?", re.ASCII)
 PARTITION: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SIGNAL: Final = re.compile(r"[A-Z0-9]{1,10}")
+REASON: Final = re.compile(r"[A-Za-z0-9][ !#$%&'()*+,./0-9:;<>?@A-Z\[\]^_a-z{|}~-]{0,199}")  # no quote, no "="
 
 Run = Callable[[Sequence[str], float], str]
 
 
 class Slurm(Protocol):
     """What jit-ckpt asks of Slurm; every method raises SlurmError."""
-
-    def answers(self) -> bool:
-        """Say whether slurmctld answers at all; never raises."""
 
     def job(self, job_id: str) -> JobInfo:
         """Look a job up."""
@@ -60,6 +58,9 @@ class Slurm(Protocol):
 
     def nodes(self, names: Iterable[str]) -> dict[str, NodeInfo]:
         """Look several nodes up in one question; unknown names are left out."""
+
+    def drain(self, node: str, reason: str) -> None:
+        """Let no new job start on a node; running ones go on. Whoever asks has looked at its state before."""
 
     def partition_nodes(self, name: str) -> tuple[str, ...]:
         """Return the names of a partition's nodes."""
@@ -78,14 +79,6 @@ class ScontrolSlurm:
         self._run = run or run_command
         self._patience = patience
         self._port = 0
-
-    def answers(self) -> bool:
-        """See Slurm.answers."""
-        try:
-            self._ask("scontrol", "ping")
-        except SlurmError:
-            return False
-        return True
 
     def job(self, job_id: str) -> JobInfo:
         """Look a job up; see Slurm.job."""
@@ -114,6 +107,11 @@ class ScontrolSlurm:
             return {}
         found = parse_nodes(self._ask("scontrol", "show", "node", ",".join(wanted)), self._slurmd_port())
         return {node.name: node for node in found}
+
+    def drain(self, node: str, reason: str) -> None:
+        """See Slurm.drain."""
+        name, why = check(NODE_NAME, node), check(REASON, reason)
+        self._ask("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={why}")
 
     def partition_nodes(self, name: str) -> tuple[str, ...]:
         """See Slurm.partition_nodes."""

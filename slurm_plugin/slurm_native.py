@@ -31,14 +31,6 @@ class PyslurmSlurm:
     def __init__(self, pyslurm: Any) -> None:
         self._api = pyslurm
 
-    def answers(self) -> bool:
-        """See Slurm.answers."""
-        try:
-            self._api.Nodes.load()
-        except Exception:  # pyslurm's errors have no common root in its versions
-            return False
-        return True
-
     def job(self, job_id: str) -> JobInfo:
         """See Slurm.job."""
         with _Asking(f"look up job {job_id}"):
@@ -68,6 +60,11 @@ class PyslurmSlurm:
         with _Asking("look up nodes"):
             known = self._api.Nodes.load()
             return {name: _node(known[name]) for name in names if name in known}
+
+    def drain(self, node: str, reason: str) -> None:
+        """See Slurm.drain."""
+        with _Asking(f"drain node {node}"):
+            self._api.Node.load(node).modify(self._api.Node(state="DRAIN", reason=reason))
 
     def partition_nodes(self, name: str) -> tuple[str, ...]:
         """See Slurm.partition_nodes; pyslurm's versions have no common way to ask."""

@@ -21,7 +21,7 @@ FREE_TEXT: Final = frozenset(
         *("StdErr", "StdIn", "StdOut", "Reason", "OS", "Extra", "SubmitLine"),
     )
 )
-NOT_STARTABLE: Final = frozenset(["DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "NOT_RESPONDING"])
+CLOSED: Final = frozenset(["DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"])
 NOTHING: Final = ("", "(null)", "None", "N/A", "Unknown", "NONE")
 
 
@@ -75,14 +75,14 @@ class NodeInfo:
     port: int
 
     @property
+    def closed(self) -> bool:
+        """Whether somebody, or Slurm, has taken it out of service."""
+        return bool(set(re.split(r"[^A-Z_]+", self.state)) & CLOSED)
+
+    @property
     def sick(self) -> bool:
         """Whether Slurm itself would not start anything there now."""
-        flags = set(re.split(r"[^A-Z_]+", self.state))
-        return "*" in self.state or bool(
-            flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "NOT_RESPONDING"}
-        )
-        flags = set(re.split(r"[^A-Z_]+", self.state))
-        return "*" in self.state or bool(flags & NOT_STARTABLE)
+        return self.closed or "*" in self.state or "NOT_RESPONDING" in self.state
 
 
 def parse_job(text: str) -> JobInfo:

@@ -20,6 +20,13 @@ PREEMPTION = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Known when this folder is named: `pytest tests/slurm --slurm-door=pyslurm`."""
+    parser.addoption(
+        "--slurm-door", choices=("scontrol", "pyslurm"), default="scontrol", help="how test_door asks Slurm"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder runs on a real cluster."""
     for item in items:

@@ -24,9 +24,6 @@ class FakeSlurm:
         self.refuse = 0
         self.partitions: dict[str, tuple[str, ...]] = {}
 
-    def answers(self) -> bool:
-        return self.refuse == 0
-
     def job(self, job_id: str) -> JobInfo:
         self._answer()
         if job_id not in self.jobs:
@@ -49,6 +46,11 @@ class FakeSlurm:
     def nodes(self, names: Iterable[str]) -> dict[str, NodeInfo]:
         self._answer()
         return {name: self.known[name] for name in names if name in self.known}
+
+    def drain(self, node: str, reason: str) -> None:
+        self._answer()
+        self.known[node] = replace(self.known[node], state=f"{self.known[node].state}+DRAIN", reason=reason)
+        self.done.append(("drain", node, reason))
 
     def partition_nodes(self, name: str) -> tuple[str, ...]:
         self._answer()

@@ -56,28 +56,6 @@ def test_the_end_of_a_task_is_overheard(line: bytes, end: TaskEnd, kind: str) ->
     assert end.kind == kind
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        (
-            "Unable to confirm allocation for job 1: Unable to contact slurm controller",
-            "Unable to contact slurm controller",
-        ),
-        ("Unable to create step for job 100_5: Invalid job id specified", "Invalid job id specified"),
-        ("n2: task 1: Exited with exit code 1", ""),
-    ],
-)
-def test_why_there_is_no_step_is_overheard(line: str, why: str) -> None:
-    """Then no rank was ever started."""
-    reading, writing = os.pipe()
-    with open(reading, "rb") as source, open(os.devnull, "wb") as nowhere:
-        os.write(writing, f"srun: error: {line}\n".encode())
-        os.close(writing)
-        ear = Overhear(source, nowhere.fileno())
-        ear.listen()
-        assert ear.refusal == why
-
-
 def test_what_is_not_sruns_is_only_passed_on() -> None:
     """Endless lines, bytes that are no text, and look-alikes."""
     text = b"x" * 10_000 + b"\xff\x00\nsrun: error: task 1: Killed\nnot srun: error: n2: task 1: Killed\n"

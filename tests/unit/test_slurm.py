@@ -13,6 +13,7 @@ import pytest
 from slurm_plugin.slurm import ScontrolSlurm, Slurm, run_command
 from slurm_plugin.slurm_native import PyslurmSlurm
 from slurm_plugin.slurm_text import JobInfo, NodeInfo, SlurmError
+from tests.door_contract import DoorContract, World
 from tests.unit.fake_slurm import FakeSlurm
 
 
@@ -37,9 +38,8 @@ class Scontrol:
             case ["scontrol", "show", "step", _]:
                 steps = [f"StepId=1.{s} UserId=0\n   SrunHost:Pid=n1:{p}" for p, s in self.fake.steps.items()]
                 return "StepId=1.batch UserId=0\n   SrunHost:Pid=(null):0\n\n" + "\n\n".join(steps)
-            case ["scontrol", "ping"]:
-                if not self.fake.answers():
-                    raise SlurmError("scontrol ping: exit code 1")
+            case ["scontrol", "update", node, "State=DRAIN", why] if node.startswith("NodeName="):
+                self.fake.drain(node.removeprefix("NodeName="), why.removeprefix("Reason="))
             case ["scontrol", "requeue", job]:
                 self.fake.requeue(job)
             case ["scontrol", "update", job, *changes]:
@@ -118,6 +118,10 @@ def pyslurm(fake: FakeSlurm) -> Any:
         def load(name: str) -> Node:
             return Node(**vars(fake.node(name)))
 
+        def modify(self, changes: Node) -> None:
+            assert changes.state == "DRAIN"
+            fake.drain(self.name, changes.reason)
+
     class JobStep:
         def __init__(self, job: int, step: int) -> None:
             self.job, self.step = job, step
@@ -133,7 +137,7 @@ def pyslurm(fake: FakeSlurm) -> Any:
         JobSubmitDescription=SimpleNamespace,
         JobSteps=SimpleNamespace(load=lambda _: steps),
         Jobs=SimpleNamespace(load=lambda: {j.job_id: Job.load(int(j.job_id)) for j in fake.jobs.values()}),
-        Nodes=SimpleNamespace(load=lambda: fake.nodes(fake.known) and {n: Node.load(n) for n in fake.known}),
+        Nodes=SimpleNamespace(load=lambda: {n: Node.load(n) for n in fake.known}),
     )
 
 
@@ -147,8 +151,8 @@ def fake_cluster() -> FakeSlurm:
     return FakeSlurm({"7": running, "100_5": task}, nodes, steps={4242: "3"})
 
 
-class Contract:
-    """What every way to Slurm must do."""
+class Contract(DoorContract):
+    """What every way to Slurm must do; on a fake also to the last field."""
 
     @pytest.fixture
     def fake(self) -> FakeSlurm:
@@ -160,14 +164,19 @@ class Contract:
         """The way under test."""
         raise NotImplementedError
 
-    def test_silence_is_told_from_a_refusal(self, slurm: Slurm, fake: FakeSlurm) -> None:
-        """Both are a SlurmError to whoever asked; only with silence nothing answers."""
-        assert slurm.answers()
-        with pytest.raises(SlurmError):
-            slurm.job("404")
-        assert slurm.answers()
-        fake.refuse = 1
-        assert not slurm.answers()
+    @pytest.fixture
+    def world(self, fake: FakeSlurm) -> World:
+        """The jobs and nodes of the contract, added to the fake's own."""
+        fake.jobs["5"] = JobInfo("5", "RUNNING", nodes=("n3", "n4"), batch_host="n3")
+        fake.jobs["6"] = JobInfo("6", "PENDING")
+        for name in ("n3", "n4", "n5"):
+            fake.known[name] = NodeInfo(name, "IDLE" if name == "n5" else "ALLOCATED", "", name, 6818)
+        return World(running="5", nodes=("n3", "n4"), waiting="6", task="100_5", free="n5")
+
+    @pytest.fixture
+    def door(self, slurm: Slurm) -> Slurm:
+        """The same way, as the contract calls it."""
+        return slurm
 
     def test_a_job_is_told_in_full(self, slurm: Slurm, fake: FakeSlurm) -> None:
         """All fields of a job arrive, whatever the user put into its name and command."""
@@ -257,6 +266,16 @@ def test_a_node_name_cannot_smuggle_another_setting() -> None:
     slurm = ScontrolSlurm(lambda command, patience: pytest.fail(f"ran {command}"))
     with pytest.raises(SlurmError):
         slurm.update("7", exclude=["n1 Priority=1"])
+
+
+@pytest.mark.parametrize("reason", ["", "a\nState=RESUME", 'say "x"', "x=y", "State=\\", "ß"])
+def test_a_reason_cannot_smuggle_another_setting(reason: str) -> None:
+    """What could end the reason, or begin another setting, reaches no command; node names are checked too."""
+    slurm = ScontrolSlurm(lambda command, patience: pytest.fail(f"ran {command}"))
+    with pytest.raises(SlurmError):
+        slurm.drain("n1", reason)
+    with pytest.raises(SlurmError):
+        slurm.drain("ALL State=RESUME", "fine")
 
 
 def test_a_command_has_a_deadline_and_its_errors_are_told() -> None:

@@ -1,0 +1,54 @@
+"""Prolog on a node, as root before every job: refuse the job if the node is bad, and note where the kernel's log is.
+
+Rule: it judges the node as it is now. What happened before this job is not this job's matter, and a fault that was
+      repaired leaves its traces in the kernel's log until the next boot.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from slurm_plugin import contract, health, kernel_log
+from slurm_plugin.evidence import BAD
+from slurm_plugin.occasion import BEGAN, Occasion
+from slurm_plugin.occasion import main as run_hook
+from slurm_plugin.spool import SpoolError
+
+
+def main() -> int:
+    """Run as Slurm's Prolog."""
+    return run_hook("prolog", refuse)
+
+
+def refuse(occasion: Occasion) -> int:
+    """Look at the node; EXIT_NODE_BAD lets slurmd drain it and requeue the job."""
+    _note_beginning(occasion)
+    verdict = health.judge(occasion.look().findings)
+    if verdict.state == health.HEALTHY:
+        return 0
+    occasion.say(f"{occasion.node} is {verdict.state}: {verdict.evidence} (before job {occasion.job})")
+    if verdict.state != BAD:
+        return 0
+    if not occasion.site.drain:
+        occasion.say("not refused: drain = off")
+        return 0
+    occasion.mark(verdict)  # for the reason: slurmd's own is only "Prolog error"
+    return contract.EXIT_NODE_BAD
+
+
+def _note_beginning(occasion: Occasion) -> None:
+    if not occasion.spool or not occasion.job:
+        return
+    try:
+        position = kernel_log.Position(
+            kernel_log.boot_id(), kernel_log.end(occasion.given.get("kmsg", kernel_log.DEVICE))
+        )
+        occasion.spool.write(BEGAN.format(job=occasion.job), kernel_log.write_position(position))
+    except SpoolError as error:
+        occasion.say(str(error))
+    except OSError:
+        pass  # no kernel log here (some containers); then it says nothing of any job
+
+
+if __name__ == "__main__":
+    sys.exit(main())
