@@ -32,7 +32,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         ("off", "power a node off: the link first, then every process"),
         ("cut", "pull a node's network cable"),
         ("reconnect", "plug it in again"),
-        ("boot", "power a node on again"),
+        ("crash", "kill slurmd on a node, or slurmctld on head; what runs goes on"),
+        ("boot", "power a host on again, or start the daemon it lacks"),
     ):
         verbs.add_parser(verb, help=text).add_argument("node")
     verbs.add_parser("heal", help="cancel all jobs, power everything on, wait until all is idle")

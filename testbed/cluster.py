@@ -187,15 +187,23 @@ class Cluster(Jobs):
         with machine.locked(self.name):
             namespaces.plug(self._host(node), plugged=True)
 
+    def crash(self, node: str) -> None:
+        """Kill slurmd on a node, or slurmctld on "head", with SIGKILL; steps that run go on. `boot` starts it again."""
+        with machine.locked(self.name):
+            daemons.crash(self._host(node))
+
     def boot(self, node: str) -> None:
-        """Power a node on: new namespaces, the old disk, slurmd. One that is on gets slurmd only if it lacks it."""
+        """Power a host on: new namespaces, the old disk, its daemon. One that is on gets only the daemon it lacks."""
         host = self._host(node)
         with machine.locked(self.name):
             if not namespaces.processes([host]):
                 with machine.uninterrupted():
                     namespaces.destroy(host)
                     namespaces.create(host, self.settings.folder / "etc", machine.kept_folders())
-            daemons.start_node(self.settings, host)
+            if host == self.settings.head:
+                daemons.start_head(self.settings)
+            else:
+                daemons.start_node(self.settings, host)
 
     def power(self) -> dict[str, str]:
         """Return what the kernel says of every host: "on", "cut", "off" (nothing runs on it) or "missing"."""
@@ -216,6 +224,7 @@ class Cluster(Jobs):
             TestbedError: it was not idle within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
+        self.boot("head")
         for job in self.queue():
             self.on("head", "scancel", job, check=False)
             self.on("head", "scancel", "-s", "KILL", "-f", job, check=False)

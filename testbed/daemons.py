@@ -26,10 +26,12 @@ ENVIRONMENT: Final = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_PMIX_DIRECT
 
 
 def start_head(settings: Settings) -> None:
-    """Start munged and slurmctld and wait until it answers."""
+    """Start munged and slurmctld where they do not run yet, and wait until it answers."""
     head = settings.head
-    _start_munged(settings, head)
-    _start(settings, head, "slurmctld", "slurmctld")
+    if not running(head, "munged"):
+        _start_munged(settings, head)
+    if not running(head, "slurmctld"):
+        _start(settings, head, "slurmctld", "slurmctld")
     ping = [*head.enter("/"), "scontrol", "ping"]
     wait_for("an answer of slurmctld", lambda: run(ping, env=ENVIRONMENT, check=False).returncode == 0, START_TIMEOUT)
 
@@ -50,6 +52,18 @@ def stop(settings: Settings) -> None:
                 os.kill(pid, signal.SIGTERM)
     gone = [(host, name) for host in settings.hosts for name in NAMES]
     wait_for("the end of all daemons", lambda: not any(running(*where) for where in gone), START_TIMEOUT)
+
+
+def crash(host: Host) -> None:
+    """Kill slurmctld or slurmd outright; munged and the jobs' processes go on."""
+
+    def found() -> list[int]:
+        return [pid for name in ("slurmctld", "slurmd") for pid in running(host, name)]
+
+    for pid in found():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(f"the end of {host.name}'s daemon", lambda: not found(), START_TIMEOUT, pause=0.02)
 
 
 def running(host: Host, program: str) -> list[int]:

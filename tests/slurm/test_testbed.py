@@ -148,6 +148,21 @@ def test_cut_and_reconnect(small: Cluster) -> None:
     runner.communicate(timeout=10)
 
 
+def test_a_crashed_daemon_takes_nothing_along(small: Cluster) -> None:
+    """slurmctld and slurmd killed under a job: its step goes on, and `boot` brings back only what is missing."""
+    job = small.sbatch("-N2", "--wrap", "srun sleep 300")
+    small.wait_state(job, "RUNNING", 30)
+    for host in ("n2", "head"):
+        small.crash(host)
+        assert small.power()[host] == "on"
+    assert small.on("head", "scontrol", "ping", check=False, timeout=30).returncode != 0
+    for host in ("head", "n2", "head"):
+        small.boot(host)
+    assert small.job(job)["JobState"] == "RUNNING"
+    assert small.on("n2", "pgrep", "-x", "sleep").stdout.split()
+    small.heal()
+
+
 def test_heal_after_a_power_failure_under_a_job(small: Cluster) -> None:
     """`heal` brings a cluster whose job has just lost a node back to idle, long before Slurm would notice."""
     job = small.sbatch("-N2", "--no-requeue", "--wrap", "sleep 300")
