@@ -2,7 +2,7 @@
 
     {"entry": "launch", "attempt", "time", "restarts", "nodes", "spares"}
     {"entry": "notice", "attempt", "time", "notice": what the rank sent}
-    {"entry": "outcome", "attempt", "time", "code", "interrupted"}
+    {"entry": "outcome", "attempt", "time", "code", "interrupted", "unlaunched"}
     {"entry": "decision", "attempt", "time", "action", "nodes", "exclude", "reason"}
 
 Rule 1: an entry is durable before the thing that it announces is done.

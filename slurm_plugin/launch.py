@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from slurm_plugin import outage
 from slurm_plugin.notice import Listener
 from slurm_plugin.overhear import Overhear, TaskEnd
 from slurm_plugin.slurm import Slurm
@@ -79,11 +80,13 @@ class Ended:
         code: of srun; None when jit-srun had to end it.
         interrupted: somebody at the keyboard ended it (Ctrl-C twice).
         silent: why jit-srun gave the ranks up, "" if it did not.
+        unlaunched: why Slurm gave srun no step, so that no rank was started; "" otherwise.
     """
 
     code: int | None
     interrupted: bool = False
     silent: str = ""
+    unlaunched: str = ""
 
 
 class Launch:
@@ -155,7 +158,8 @@ class Launch:
                     return self._end()
         self._hear()  # what arrived together with the end
         self._drain()
-        return Ended(_exit_code(self._process.returncode), self._interrupted())
+        unlaunched = "" if self._step or self._trained else self._overhear.refusal
+        return Ended(_exit_code(self._process.returncode), self._interrupted(), unlaunched=unlaunched)
 
     def _note(self, ends: Sequence[TaskEnd]) -> None:
         if ends and not self._trained and self._early is None:
@@ -222,7 +226,7 @@ class Launch:
         silent = (
             "" if self._sealed_at is not None else f"no word from the ranks for {self._patience:.0f} s after the fault"
         )
-        self._signal_step("KILL")
+        self._kill_step()
         try:
             self._process.wait(END if self._reachable() else END_DEAD)
             code = _exit_code(self._process.returncode)
@@ -255,11 +259,21 @@ class Launch:
 
     def _signal_step(self, name: str) -> None:
         try:
-            step = self._slurm.step_of(self._job_id, self._process.pid) or self._step
-            if step:
-                self._slurm.cancel_step(self._job_id, step, name)
+            self._ask_for_signal(name)
         except SlurmError as error:
             self._say(f"cannot signal the step: {error}")
+
+    def _kill_step(self) -> None:
+        """End the ranks that are left; without slurmctld there would be no next launch either, so it is waited for."""
+        try:
+            outage.ask(self._slurm, lambda: self._ask_for_signal("KILL"), self._say)
+        except SlurmError as error:
+            self._say(f"cannot end the step: {error}")
+
+    def _ask_for_signal(self, name: str) -> None:
+        step = self._slurm.step_of(self._job_id, self._process.pid) or self._step
+        if step:
+            self._slurm.cancel_step(self._job_id, step, name)
 
     def _interrupted(self) -> bool:
         return any(b - a <= DOUBLE for a, b in zip(self._keyboard, self._keyboard[1:], strict=False))

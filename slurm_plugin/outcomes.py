@@ -31,6 +31,7 @@ class Outcome:
         committed: minibatch of the checkpoint that this launch left; None for none.
         lost: why nothing could be saved, "" otherwise; error: the ranks' own words (a traceback).
         interrupted: somebody at the keyboard ended it.
+        unlaunched: why Slurm gave srun no step, so that no rank was started; "" otherwise.
     """
 
     attempt: int
@@ -52,10 +53,13 @@ class Outcome:
     error: str = ""
     finished: bool = False
     interrupted: bool = False
+    unlaunched: str = ""
 
     @property
     def failed(self) -> bool:
         """Whether it ended by a failure, not as planned, not well, and not unseen."""
+        if self.unlaunched:
+            return False
         return self.fault not in ("", "signal") or (not self.fault and self.code not in (0, None))
 
     @property
@@ -82,6 +86,7 @@ def read(entries: Iterable[Mapping[str, Any]]) -> tuple[Outcome, ...]:
                 outcomes[attempt],
                 code=code if isinstance(code, int) else None,
                 interrupted=entry.get("interrupted") is True,
+                unlaunched=_text(entry.get("unlaunched")),
             )
     return tuple(outcomes[a] for a in sorted(outcomes))
 

@@ -15,6 +15,8 @@ from typing import IO, Final
 
 # The form is the same in Slurm 22.05 to 26.05 (src/api/step_launch.c and src/srun/libsrun/launch.c).
 ENDED: Final = re.compile(rb"srun: error: ([\w.-]+): tasks? (\d[\d,-]*): (Exited with exit code \d+|[A-Z][\w ()-]+)\s*")
+# What srun says when it gets no step; the same forms in 22.05 to 26.05.
+UNLAUNCHED: Final = re.compile(rb"srun: error: Unable to (?:confirm allocation for|create step for) job \S+: (.+)")
 STALLED: Final = 5.0  # seconds for a full, non-blocking standard error to take more
 LONGEST: Final = 4096  # bytes of a line that may be srun's; longer ones are a rank's
 
@@ -47,6 +49,7 @@ class Overhear:
         self._source, self._target, self._stalled = source, target, stalled
         self._line = b""
         self.closed = False
+        self.refusal = ""  # why srun got no step
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when srun has said something."""
@@ -68,6 +71,8 @@ class Overhear:
         _write(self._target, data, self._stalled)
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest if len(rest) <= LONGEST else b""
+        for match in filter(None, map(UNLAUNCHED.fullmatch, lines)):
+            self.refusal = match.group(1).decode(errors="replace").strip()
         found = (ENDED.fullmatch(line) for line in lines)
         return [TaskEnd(*(group.decode() for group in match.groups())) for match in found if match]
 

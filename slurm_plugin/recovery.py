@@ -9,8 +9,9 @@ The rules are tried in the order of RULES; the first that has an opinion decides
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from slurm_plugin import contract
@@ -22,6 +23,14 @@ DEATHS: Final = 3  # failures at one minibatch, or launches in a row that left n
 EXCEPTIONS: Final = (
     2  # exceptions at one minibatch: the script's own; after the first one a spare node is tried if there is one
 )
+LAUNCHES: Final = 8  # tries in a row to get a step from Slurm
+LAUNCH_PAUSE: Final = 30.0  # seconds between two of them at most; the first pause is 2 s and each doubles
+AWAY: Final = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Zero Bytes",
+    "Message ",
+)  # why srun got no step
 LEAST_LEFT: Final = 30.0  # seconds of the allocation below which a relaunch would only be killed while it starts
 
 Action = Literal["relaunch", "requeue", "stop", "done"]
@@ -35,11 +44,13 @@ class Allocation:
         nodes: all of them, in Slurm's order.
         answering: those that answer now.
         need: how many of them a launch needs.
+        drained: those on which Slurm would start no new job; what runs there may go on.
     """
 
     nodes: tuple[str, ...]
     answering: frozenset[str]
     need: int
+    drained: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -66,12 +77,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What to do: start again on `nodes`, go back to the queue without `exclude`, or end; and why, in one line."""
+    """What to do: start again on `nodes`, go back to the queue without `exclude`, or end; and why, in one line.
+
+    A relaunch waits for `pause` seconds.
+    """
 
     action: Action
     reason: str
     nodes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    pause: float = 0.0
 
 
 def decide(case: Case) -> Recovery:
@@ -100,6 +115,20 @@ def _ended_well(case: Case) -> Recovery | None:
 
 def _ended_by_hand(case: Case) -> Recovery | None:
     return Recovery("stop", "interrupted from the keyboard") if case.outcome.interrupted else None
+
+
+def _never_launched(case: Case) -> Recovery | None:
+    """Nothing has happened: slurmctld was away, or has not yet heard from the nodes after its restart (seconds).
+
+    At the very first launch another reason may be the user's (options of srun that cannot be met): not repeated.
+    """
+    out = case.outcome
+    if not out.unlaunched or not (case.history or out.unlaunched.startswith(AWAY)):
+        return None
+    tries = 1 + sum(1 for _ in itertools.takewhile(lambda h: h.unlaunched, reversed(case.history)))
+    if tries >= LAUNCHES:
+        return Recovery("stop", f"Slurm gave no step {tries} times in a row: {out.unlaunched}")
+    return replace(_go_on(case), pause=min(LAUNCH_PAUSE, 2.0**tries))
 
 
 def _refused(case: Case) -> Recovery | None:
@@ -169,6 +198,7 @@ RULES: Final[tuple[Callable[[Case], Recovery | None], ...]] = (
     _ended_from_outside,
     _ended_well,
     _ended_by_hand,
+    _never_launched,
     _refused,
     _script_failed,
     _everyone_raised,
@@ -188,20 +218,22 @@ def _go_on(case: Case) -> Recovery:
     usable = [n for n in case.allocation.nodes if n in case.allocation.answering and n not in bad]
     trusted = [n for n in usable if n not in suspects]
     if len(trusted) >= case.allocation.need:
-        return _relaunch(case, why, trusted, bad + suspects)
+        return _relaunch(case, why, trusted)
     back = _requeue(case, f"{why}; too few good nodes left in the allocation", suspects)
     if len(usable) >= case.allocation.need and (back.action == "stop" or case.outcome.fault == "exception"):
-        return _relaunch(case, why, usable, bad)
+        return _relaunch(case, why, usable)
     return back
 
 
-def _relaunch(case: Case, why: str, usable: list[str], avoided: tuple[str, ...]) -> Recovery:
-    """Keep the nodes that the ranks had, fill up with spares, and keep Slurm's order: it is the order of the ranks."""
-    need = case.allocation.need
-    kept = [n for n in usable if n in case.outcome.nodes][:need]
-    spares = [n for n in usable if n not in kept][: need - len(kept)]
-    chosen = tuple(n for n in case.allocation.nodes if n in kept or n in spares)
-    left_out = [n for n in avoided if n in case.outcome.nodes]
+def _relaunch(case: Case, why: str, usable: list[str]) -> Recovery:
+    """Keep the nodes that the ranks had, fill up with spares, and keep Slurm's order: it is the order of the ranks.
+
+    A drained node works until its job ends, but whoever drained it had a reason: it comes last.
+    """
+    had, drained = case.outcome.nodes, case.allocation.drained
+    best = sorted(usable, key=lambda n: (n in drained, n not in had))[: case.allocation.need]
+    chosen = tuple(n for n in case.allocation.nodes if n in best)
+    left_out, spares = [n for n in had if n not in best], [n for n in chosen if n not in had]
     where = f" without {','.join(left_out)}, with {','.join(spares)}" if left_out or spares else " on the same nodes"
     return Recovery("relaunch", why + ";" + where, nodes=chosen)
 
@@ -216,7 +248,8 @@ def _requeue(case: Case, why: str, suspects: tuple[str, ...] = ()) -> Recovery:
 
 def _unfit(case: Case) -> str:
     """Say why this allocation is no place to go on in, "" if it is one."""
-    job, launches = case.job, sum(h.restarts == case.outcome.restarts for h in case.history)
+    job, here = case.job, [h for h in case.history if h.restarts == case.outcome.restarts]
+    launches = sum(not h.unlaunched for h in here)
     if case.options.relaunch == "off":
         return "relaunch=off"
     if launches >= case.options.relaunches:
@@ -257,11 +290,14 @@ def _excluded(case: Case) -> tuple[str, ...]:
 
 
 def _suspects(case: Case) -> tuple[str, ...]:
-    """The one node on which an exception was raised, or on which the last two failures at the same place began."""
+    """The one node on which an exception was raised, or on which the last two failures at the same place began.
+
+    One failure is enough on a node that is drained.
+    """
     out = case.outcome
     if not out.failed or len(out.blamed) != 1 or out.everyone or len(out.nodes) < 2:
         return ()
-    if out.fault == "exception":
+    if out.fault == "exception" or out.blamed[0] in case.allocation.drained:
         return out.blamed
     before = [h for h in case.history if h.failed][-1:]
     return out.blamed if before and (before[0].place, before[0].blamed) == (out.place, out.blamed) else ()
@@ -282,6 +318,8 @@ def _in_a_row(case: Case, alike: Callable[[Outcome], bool]) -> int:
 
 def _what(out: Outcome) -> str:
     """Say in a few words how a launch ended."""
+    if out.unlaunched:
+        return f"Slurm gave no step ({out.unlaunched})"
     if not out.fault:
         return f"the ranks ended with code {out.code}" if out.code is not None else "the ranks are gone"
     nodes = out.unreachable or out.blamed

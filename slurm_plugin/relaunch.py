@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from slurm_plugin import arguments, contract, notice, outcomes
+from slurm_plugin import arguments, contract, notice, outage, outcomes
 from slurm_plugin.allocation import Site, find_site
 from slurm_plugin.journal import Checkpoint, Journal, JournalError, find_checkpoints, has_claim
 from slurm_plugin.launch import Ended, Launch, Signals
@@ -96,6 +96,7 @@ class Relauncher:
             say(f"{recovery.action}: {recovery.reason}")
             if recovery.action == "relaunch":
                 nodes = list(recovery.nodes)
+                time.sleep(recovery.pause)
                 continue
             if recovery.action == "requeue":
                 self._requeue(recovery)
@@ -135,7 +136,8 @@ class Relauncher:
             self._record(attempt, {"event": "lost", "reason": ended.silent, "error": ""})
         if listener.dropped:
             say(f"{listener.dropped} connections brought no notice of this launch and were dropped")
-        self._journal.append("outcome", attempt, code=ended.code, interrupted=ended.interrupted)
+        how = {"interrupted": ended.interrupted, "unlaunched": ended.unlaunched}
+        self._journal.append("outcome", attempt, code=ended.code, **how)
         return ended
 
     def _not_enough(self, attempt: int) -> Ended:
@@ -158,7 +160,7 @@ class Relauncher:
         case = Case(
             outcome=outcome,
             history=tuple(history),
-            allocation=Allocation(kept, self._answering(), self._site.need),
+            allocation=Allocation(kept, self._answering(), self._site.need, self._drained()),
             options=self._options,
             job=job,
             checkpoint=self._checkpoint(),
@@ -182,10 +184,18 @@ class Relauncher:
 
     def _job(self) -> JobInfo | None:
         try:
-            return self._slurm.job(self._site.job)
+            return outage.ask(self._slurm, lambda: self._slurm.job(self._site.job), say)
         except SlurmError as error:
             say(f"cannot ask Slurm about the job: {error}")
             return None
+
+    def _drained(self) -> frozenset[str]:
+        """Return the nodes on which Slurm would start no new job."""
+        try:
+            known = self._slurm.nodes(self._site.nodes)
+        except SlurmError:
+            return frozenset()  # unknown
+        return frozenset(name for name, node in known.items() if node.sick)
 
     def _answering(self) -> frozenset[str]:
         """Return the nodes that answer; asked once for what happens within a moment."""

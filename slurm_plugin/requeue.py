@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final
 
+from slurm_plugin import outage
 from slurm_plugin.slurm import Slurm
 from slurm_plugin.slurm_text import JobInfo, SlurmError
 
-PATIENCE: Final = 60.0  # seconds for slurmctld to come back from a restart
-PAUSE: Final = 1.0  # seconds between two tries
+REFUSALS: Final = 60.0  # seconds to go on while Slurm refuses: it does while a job is on its way out of its nodes
 # A job that is still completing may not be told to start "now" (Slurm overwrites that), but a little later is kept.
 START: Final = "now+3"
 ENDED: Final = frozenset(["CANCELLED", "DEADLINE"])
-
-T = TypeVar("T")
 
 
 def requeue_job(
@@ -31,7 +29,7 @@ def requeue_job(
     log: Callable[[str], None],
     *,
     restarts: int | None = None,
-    patience: float = PATIENCE,
+    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Requeue a job and keep it off the nodes in `exclude`; True when it is on its way.
@@ -40,11 +38,17 @@ def requeue_job(
         job_id: "123", or "100_7" for a task of an array.
         log: gets one line for every thing done or refused.
         restarts: the job's restart count as the caller knows it; a higher one means that somebody was faster.
-        patience: seconds to go on trying while Slurm does not answer.
     """
     away = tuple(dict.fromkeys(exclude))
-    deadline = time.monotonic() + patience
-    job = _until(deadline, sleep, log, lambda: _put_back(slurm, job_id, restarts, log))
+
+    def ask(question: Callable[[], JobInfo | None]) -> JobInfo | None:
+        return outage.ask(slurm, question, log, refusals=REFUSALS, clock=clock, sleep=sleep)
+
+    try:
+        job = ask(lambda: _put_back(slurm, job_id, restarts, log))
+    except SlurmError as error:
+        log(f"job {job_id} cannot be requeued: {error}")
+        return False
     if job is None:
         return False
     if job.state == "RUNNING" and restarts is not None and job.restarts > restarts:
@@ -52,9 +56,13 @@ def requeue_job(
         return True
     merged = fitting(slurm, job, away, log)
     change = tuple(merged) if merged != job.excluded else None
-    done = _until(deadline, sleep, log, lambda: _hasten(slurm, job_id, change))
     without = f" without {','.join(merged)}" if merged else ""
-    log(f"job {job_id} goes back to the queue{without}" + ("" if done else "; its start could not be brought forward"))
+    try:
+        ask(lambda: slurm.update(job_id, start_time=START, exclude=change))
+    except SlurmError as error:
+        log(f"job {job_id} goes back to the queue; it could not be told to start soon{without}: {error}")
+        return True
+    log(f"job {job_id} goes back to the queue{without}")
     return True
 
 
@@ -82,25 +90,3 @@ def _put_back(slurm: Slurm, job_id: str, restarts: int | None, log: Callable[[st
     if job.state != "PENDING" and not (restarts is not None and job.restarts > restarts):
         slurm.requeue(job_id)
     return job
-
-
-def _hasten(slurm: Slurm, job_id: str, exclude: tuple[str, ...] | None) -> bool:
-    slurm.update(job_id, start_time=START, exclude=exclude)
-    return True
-
-
-def _until(
-    deadline: float, sleep: Callable[[float], None], log: Callable[[str], None], ask: Callable[[], T]
-) -> T | None:
-    """Ask until Slurm answers; None once the deadline has passed."""
-    said = ""
-    while True:
-        try:
-            return ask()
-        except SlurmError as error:
-            if str(error) != said:
-                said = str(error)
-                log(f"Slurm: {said}")
-        if time.monotonic() >= deadline:
-            return None
-        sleep(PAUSE)

@@ -44,6 +44,9 @@ Run = Callable[[Sequence[str], float], str]
 class Slurm(Protocol):
     """What jit-ckpt asks of Slurm; every method raises SlurmError."""
 
+    def answers(self) -> bool:
+        """Say whether slurmctld answers at all; never raises."""
+
     def job(self, job_id: str) -> JobInfo:
         """Look a job up."""
 
@@ -79,6 +82,14 @@ class ScontrolSlurm:
         self._run = run or run_command
         self._patience = patience
         self._port = 0
+
+    def answers(self) -> bool:
+        """See Slurm.answers."""
+        try:
+            self._ask("scontrol", "ping")
+        except SlurmError:
+            return False
+        return True
 
     def job(self, job_id: str) -> JobInfo:
         """Look a job up; see Slurm.job."""

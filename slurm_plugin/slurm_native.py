@@ -31,6 +31,14 @@ class PyslurmSlurm:
     def __init__(self, pyslurm: Any) -> None:
         self._api = pyslurm
 
+    def answers(self) -> bool:
+        """See Slurm.answers."""
+        try:
+            self._api.Nodes.load()
+        except Exception:  # pyslurm's errors have no common root in its versions
+            return False
+        return True
+
     def job(self, job_id: str) -> JobInfo:
         """See Slurm.job."""
         with _Asking(f"look up job {job_id}"):

@@ -24,6 +24,9 @@ class FakeSlurm:
         self.refuse = 0
         self.partitions: dict[str, tuple[str, ...]] = {}
 
+    def answers(self) -> bool:
+        return self.refuse == 0
+
     def job(self, job_id: str) -> JobInfo:
         self._answer()
         if job_id not in self.jobs:

@@ -56,6 +56,29 @@ def test_the_end_of_a_task_is_overheard(line: bytes, end: TaskEnd, kind: str) ->
     assert end.kind == kind
 
 
+@pytest.mark.parametrize(
+    ("line", "unreached"),
+    [
+        (
+            "srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect failure)",
+            1,
+        ),
+        ("srun: error: Unable to create step for job 100_5: Socket timed out on send/recv operation", 1),
+        ("srun: error: Unable to create step for job 7: Requested node configuration is not available", 0),
+        ("srun: error: n2: task 1: Exited with exit code 1", 0),
+    ],
+)
+def test_a_slurmctld_that_was_away_is_overheard(line: str, unreached: int) -> None:
+    """It says nothing about the job; other refusals do."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(os.devnull, "wb") as nowhere:
+        os.write(writing, line.encode() + b"\n")
+        os.close(writing)
+        ear = Overhear(source, nowhere.fileno())
+        ear.listen()
+        assert ear.unreached == bool(unreached)
+
+
 def test_what_is_not_sruns_is_only_passed_on() -> None:
     """Endless lines, bytes that are no text, and look-alikes."""
     text = b"x" * 10_000 + b"\xff\x00\nsrun: error: task 1: Killed\nnot srun: error: n2: task 1: Killed\n"

@@ -61,6 +61,34 @@ def test_a_dead_node_is_replaced_by_a_spare() -> None:
         assert (recovery.action, recovery.nodes) == ("relaunch", ("n1", "n3", "n4", "n5"))
 
 
+def test_a_drained_node_is_left_where_there_is_another() -> None:
+    """A spare comes before it; without one it works on, unless the failure began there."""
+    job = replace(RUNNING, nodes=NODES)
+    drained = replace(case(job=job).allocation, drained=frozenset(["n3"]))
+    assert decide(replace(case(), allocation=drained)).nodes == ("n1", "n2", "n4", "n5")
+    tight = replace(case(nodes=NODES[:4]).allocation, drained=frozenset(["n3"]))
+    assert decide(replace(case(), allocation=tight)).nodes == NODES[:4]
+    blamed = decide(replace(case(replace(SAVED, blamed=("n3",))), allocation=tight))
+    assert (blamed.action, blamed.exclude) == ("requeue", ("n3",))
+
+
+def test_a_launch_that_got_no_step_is_tried_again_and_counts_for_nothing() -> None:
+    """Neither as a failure without progress nor as a relaunch, with a growing pause; but not for ever."""
+    away = Outcome(0, nodes=NODES[:4], code=1, unlaunched="Unable to contact slurm controller (connect failure)")
+    for many, pause in ((0, 2.0), (1, 4.0), (6, 30.0)):
+        recovery = decide(case(away, *[away] * many, options={"relaunches": 1}))
+        assert (recovery.action, recovery.nodes, recovery.pause) == ("relaunch", NODES[:4], pause)
+    assert decide(case(away, *[away] * 7)).action == "stop"
+    assert decide(case(SAVED, *[away] * 9)).action == "relaunch"
+
+
+def test_a_step_that_cannot_be_had_at_all_is_not_asked_for_again() -> None:
+    """At the first launch that is the script's srun line; later the same line has worked before."""
+    never = Outcome(0, nodes=NODES[:4], code=1, unlaunched="Requested node configuration is not available")
+    assert decide(case(never)).action == "stop"
+    assert decide(case(never, SAVED, checkpoint=Checkpoint(0, 7))).action == "relaunch"
+
+
 def test_a_dead_node_without_a_spare_goes_through_the_queue_without_it() -> None:
     """It is excluded, so that the job cannot land on it again."""
     recovery = decide(case(replace(SAVED, unreachable=("n2",)), nodes=NODES[:4]))

@@ -24,6 +24,7 @@ here = Path({here!r})
 attempt = os.environ.get("JIT_CKPT_ATTEMPT", "plain")
 (here / f"srun-{{attempt}}").write_text(" ".join(sys.argv[1:]))
 play = json.loads((here / "play.json").read_text()).get(attempt, {{"code": 0}})
+sys.stderr.write(play.get("said", ""))
 for event in play.get("events", []):
     assert notice.send(os.environ["JIT_CKPT_LAUNCHER"], event, 10.0)
 if play.get("save"):
@@ -195,3 +196,11 @@ def test_an_unusable_directory_is_named_before_anything_starts(bench: Bench) -> 
     assert code == 85
     assert str(bench.here / "state") in said
     assert not (bench.here / "srun-0").exists()
+
+
+def test_a_slurmctld_that_goes_away_before_the_first_launch_costs_nothing(bench: Bench) -> None:
+    """srun finds nobody to ask for a step and ends with 1: that is not the script's exit code."""
+    away = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller (connect failure)\n"
+    code, _ = bench.run("prog", play={"0": {"said": away, "code": 1}, "1": {"events": [STARTED], "code": 0}})
+    assert code == 0
+    assert bench.decisions() == ["relaunch", "done"]

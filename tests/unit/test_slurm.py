@@ -40,6 +40,9 @@ class Scontrol:
                 return "StepId=1.batch UserId=0\n   SrunHost:Pid=(null):0\n\n" + "\n\n".join(steps)
             case ["scontrol", "update", node, "State=DRAIN", why] if node.startswith("NodeName="):
                 self.fake.drain(node.removeprefix("NodeName="), why.removeprefix("Reason="))
+            case ["scontrol", "ping"]:
+                if not self.fake.answers():
+                    raise SlurmError("scontrol ping: exit code 1")
             case ["scontrol", "requeue", job]:
                 self.fake.requeue(job)
             case ["scontrol", "update", job, *changes]:
@@ -137,7 +140,7 @@ def pyslurm(fake: FakeSlurm) -> Any:
         JobSubmitDescription=SimpleNamespace,
         JobSteps=SimpleNamespace(load=lambda _: steps),
         Jobs=SimpleNamespace(load=lambda: {j.job_id: Job.load(int(j.job_id)) for j in fake.jobs.values()}),
-        Nodes=SimpleNamespace(load=lambda: {n: Node.load(n) for n in fake.known}),
+        Nodes=SimpleNamespace(load=lambda: fake.nodes(fake.known) and {n: Node.load(n) for n in fake.known}),
     )
 
 
@@ -177,6 +180,15 @@ class Contract(DoorContract):
     def door(self, slurm: Slurm) -> Slurm:
         """The same way, as the contract calls it."""
         return slurm
+
+    def test_silence_is_told_from_a_refusal(self, slurm: Slurm, fake: FakeSlurm) -> None:
+        """Both are a SlurmError to whoever asked; only with silence nothing answers."""
+        assert slurm.answers()
+        with pytest.raises(SlurmError):
+            slurm.job("404")
+        assert slurm.answers()
+        fake.refuse = 1
+        assert not slurm.answers()
 
     def test_a_job_is_told_in_full(self, slurm: Slurm, fake: FakeSlurm) -> None:
         """All fields of a job arrive, whatever the user put into its name and command."""

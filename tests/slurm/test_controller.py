@@ -1,0 +1,115 @@
+"""slurmctld and slurmd die under a job: the training goes on, and what needs Slurm is done when it is back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed import Cluster
+from tests.slurm.training import Training, assert_equal, decisions, submit
+
+SLOW = ("--pause=0.3",)
+SAVED = 6.0  # seconds until slurmctld has written down a change of a job; killed before, it would start the job anew
+
+
+def running(cluster: Cluster, out: Path, *inject: str, nodes: int = 4, trainee: tuple[str, ...] = SLOW) -> Training:
+    """A job in the middle of its training, known to the disk of slurmctld."""
+    run = submit(cluster, out, *inject, nodes=nodes, trainee=trainee)
+    cluster.wait_state(run.job, "RUNNING", 60)
+    begin = time.monotonic()
+    run.wait_minibatch(3)
+    time.sleep(max(0.0, SAVED + begin - time.monotonic()))
+    return run
+
+
+def node_of(run: Training, rank: int) -> str:
+    """The node that a rank of the running launch is on."""
+    return str([entry for entry in run.journal() if entry["entry"] == "launch"][-1]["nodes"][rank])
+
+
+def test_slurmctld_killed_and_restarted_in_the_middle_of_training(
+    cluster: Cluster, reference: Training, out: Path
+) -> None:
+    """Nobody notices, and a failure afterwards is survived as ever."""
+    run = running(cluster, out, "kill:backward:1:38")
+    cluster.crash("head")
+    cluster.boot("head")
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+    assert decisions(run) == ["relaunch", "done"]
+
+
+def test_slurmctld_is_away_when_the_ranks_save_and_jit_srun_decides(
+    cluster: Cluster, reference: Training, out: Path
+) -> None:
+    """The save needs no Slurm; the relaunch waits for it, longer than any of Slurm's commands does."""
+    run = running(cluster, out, "kill:backward:1:20")
+    cluster.crash("head")
+    run.wait(lambda: "saved: minibatch" in run.log, 60)
+    time.sleep(40)
+    assert decisions(run) == []
+    cluster.boot("head")
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+    assert decisions(run) == ["relaunch", "done"]
+    assert "slurmctld does not answer; waiting for it" in run.log
+
+
+def test_a_requeue_waits_for_slurmctld(cluster: Cluster, reference: Training, out: Path) -> None:
+    """A node and slurmctld are lost at once, and there is no spare: requeued when slurmctld is back."""
+    run = running(cluster, out, nodes=3)
+    cluster.crash("head")
+    cluster.off(node_of(run, 1))
+    run.wait(lambda: "saved: minibatch" in run.log, 60)
+    time.sleep(10)
+    cluster.boot("head")
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+    assert decisions(run) == ["requeue", "done"]
+
+
+def test_the_batch_host_and_slurmctld_are_lost_at_once(cluster: Cluster, reference: Training, out: Path) -> None:
+    """A survivor asks for the requeue until slurmctld is there to hear it."""
+    run = running(cluster, out, nodes=3)
+    cluster.crash("head")
+    cluster.off(node_of(run, 0))
+    run.wait(lambda: "in its place" in run.log, 60)
+    time.sleep(10)
+    cluster.boot("head")
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+
+
+def test_slurmd_restarted_under_a_running_step(cluster: Cluster, reference: Training, out: Path) -> None:
+    """The ranks there go on; a rank lost while slurmd is away goes to the spare node."""
+    run = running(cluster, out, "kill:backward:2:20")
+    first, second = node_of(run, 1), node_of(run, 2)
+    cluster.crash(first)
+    cluster.boot(first)
+    cluster.crash(second)
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+    assert decisions(run) == ["relaunch", "done"]
+    launches = [entry["nodes"] for entry in run.journal() if entry["entry"] == "launch"]
+    assert first in launches[1]
+    assert second not in launches[1]
+
+
+@pytest.mark.parametrize("end", ["scancel", "requeue"])
+def test_the_job_is_ended_while_jit_srun_waits_for_the_save(
+    cluster: Cluster, reference: Training, out: Path, end: str
+) -> None:
+    """Cancelled it stays so; requeued by an administrator it comes back; the save is completed for both."""
+    run = running(cluster, out, "kill:backward:1:12", trainee=(*SLOW, "--slow-save=6"))
+    run.wait(lambda: "fault: death" in run.log, 60)
+    cluster.on("head", *(["scancel"] if end == "scancel" else ["scontrol", "requeue"]), run.job)
+    if end == "scancel":
+        assert run.end() == "CANCELLED", run.log
+        time.sleep(3)
+        assert cluster.job(run.job)["JobState"] == "CANCELLED"
+    else:
+        assert run.end() == "COMPLETED", run.log
+        assert_equal(run, reference)
+    assert len(run.manifests()) == 1
