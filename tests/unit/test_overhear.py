@@ -57,26 +57,25 @@ def test_the_end_of_a_task_is_overheard(line: bytes, end: TaskEnd, kind: str) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "unreached"),
+    ("line", "why"),
     [
         (
-            "srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect failure)",
-            1,
+            "Unable to confirm allocation for job 1: Unable to contact slurm controller",
+            "Unable to contact slurm controller",
         ),
-        ("srun: error: Unable to create step for job 100_5: Socket timed out on send/recv operation", 1),
-        ("srun: error: Unable to create step for job 7: Requested node configuration is not available", 0),
-        ("srun: error: n2: task 1: Exited with exit code 1", 0),
+        ("Unable to create step for job 100_5: Invalid job id specified", "Invalid job id specified"),
+        ("n2: task 1: Exited with exit code 1", ""),
     ],
 )
-def test_a_slurmctld_that_was_away_is_overheard(line: str, unreached: int) -> None:
-    """It says nothing about the job; other refusals do."""
+def test_why_there_is_no_step_is_overheard(line: str, why: str) -> None:
+    """Then no rank was ever started."""
     reading, writing = os.pipe()
     with open(reading, "rb") as source, open(os.devnull, "wb") as nowhere:
-        os.write(writing, line.encode() + b"\n")
+        os.write(writing, f"srun: error: {line}\n".encode())
         os.close(writing)
         ear = Overhear(source, nowhere.fileno())
         ear.listen()
-        assert ear.unreached == bool(unreached)
+        assert ear.refusal == why
 
 
 def test_what_is_not_sruns_is_only_passed_on() -> None:
