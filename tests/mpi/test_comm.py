@@ -149,10 +149,12 @@ def mpiexec(size: int, *arguments: str, **environ: str) -> subprocess.CompletedP
         pytest.skip("no mpiexec on this machine")
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=WAIT).stdout
     open_mpi = ["--allow-run-as-root", "--oversubscribe"] if "OpenRTE" in version or "Open MPI" in version else []
+    # Slurm's variables are for the ranks alone: some mpiexec would look for the job's nodes.
+    ranks = ["env", *(f"{key}={value}" for key, value in environ.items()), sys.executable, *arguments]
     return subprocess.run(
-        [program, *open_mpi, "-n", str(size), sys.executable, *arguments],
+        [program, *open_mpi, "-n", str(size), *ranks],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=WAIT,

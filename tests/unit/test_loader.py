@@ -236,7 +236,13 @@ def test_the_options_of_the_loader_are_kept() -> None:
             return self.offset + index
 
     data = DataLoader(
-        Plain(), batch_size=2, num_workers=2, worker_init_fn=begin, collate_fn=lambda items: ("mine", items), timeout=60
+        Plain(),
+        batch_size=2,
+        num_workers=2,
+        worker_init_fn=begin,
+        collate_fn=lambda items: ("mine", items),
+        timeout=60,
+        multiprocessing_context="fork",  # what is defined here has no name that another start of processes could use
     )
     assert list(loader.open_feed(data)) == [("mine", [100, 101]), ("mine", [103, 104])]
 
