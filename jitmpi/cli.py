@@ -39,7 +39,14 @@ def _browse(words: Sequence[str]) -> int:
     return browse.main(words)
 
 
+def _config(words: Sequence[str]) -> int:
+    from slurm_plugin import effective
+
+    return effective.main(words)
+
+
 COMMANDS: Final = {
+    "config": Command("show what a job submitted here gets, and who says so", _config),
     "ls": Command("list checkpoints, newest first", _browse),
     "show": Command("say what a checkpoint holds and from which failure it came", _browse),
     "verify": Command("read a checkpoint and compare every checksum", _browse),

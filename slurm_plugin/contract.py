@@ -11,12 +11,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 OPTION: Final = "jit-ckpt"
+OFF: Final = "off"  # its value that takes it back
 
 # Set by the SPANK plugin for the whole job (spank_job_control_setenv); Slurm shows it under these three names.
 ENV_OPTIONS: Final = "JIT_CKPT"  # in every task, set by the plugin itself
 ENV_OPTIONS_JOB: Final = "SLURM_SPANK_JIT_CKPT"  # in the job's own environment
 ENV_OPTIONS_HOOK: Final = "SPANK_JIT_CKPT"  # in Prolog, Epilog, PrologSlurmctld, EpilogSlurmctld
 
+# Set beside it (as SLURM_SPANK_JIT_CKPT_UNASKED in the job) when the site's `enable` gave the option and nobody asked:
+# such a job may know nothing of jitmpi.
+ENV_UNASKED: Final = "JIT_CKPT_UNASKED"
 # The user's own layer between the site's defaults and the command line of sbatch, salloc and srun: "off", or values.
 ENV_WISHES: Final = "SBATCH_JIT_CKPT"
 
@@ -128,6 +132,9 @@ SITE_ALLOWED: Final[dict[str, tuple[str, str, int, int]]] = {
     "suspect-half-life": ("hours from 1 to 10000", "NUMBER", 1, 10000),
     "spool-free": ("MiB, a whole number from 0 to 1000000", "WHOLE", 0, 1000000),
 }
+
+# The option's keys that a site can limit -> the key of the limit.
+LIMITS: Final = {"keep": "max-keep", "requeues": "max-requeues", "spares": "max-spares"}
 
 # One grammar for C and Python: int() and float() also take "1_0", " 5", "1e3" and other scripts' digits.
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")

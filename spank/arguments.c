@@ -1,12 +1,12 @@
 /*
- * Turn a command line into one answer: was `--jit-ckpt` given to Slurm's command itself?
+ * Turn the words of a command line into what the user said about the option and about what goes with it.
  *
  * Needed because slurm_spank_init is the last moment at which SBATCH_* still counts, and options of the
  * command line are told to the plugin only later.
  *
  * Rule 1: an option behind the script's or program's name is not ours. Finding that name needs to know which
  *         options stand without a value; others than these are taken to have one, as most of Slurm's do.
- * Rule 2: a wrong guess costs a job nothing but no-kill, requeue and append; it never refuses a job.
+ * Rule 2: a wrong guess never refuses a job: the option itself is told by Slurm in the end.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,15 +30,31 @@ static const char *const FLAGS[] = {
 static const char SHORT_FLAGS[] = "EHOQVXZhlsuv";
 static const char SHORT_OPTIONAL[] = "IKk"; /* -K0: the rest of the word, if any, is the value */
 
+/* The options that we want to know of, and the fewest letters that Slurm takes for them. */
+static const struct {
+    const char *name;
+    size_t least;
+    enum jit_topic topic;
+} KNOWN[] = {
+    {JIT_OPTION, 2, JIT_SAYS_OPTION},     {"no-kill", 4, JIT_SAYS_NO_KILL},
+    {"no-requeue", 4, JIT_SAYS_REQUEUE},  {"open-mode", 2, JIT_SAYS_OPEN_MODE},
+    {"requeue", 3, JIT_SAYS_REQUEUE},     {"signal", 2, JIT_SAYS_SIGNAL},
+    {"partition", 4, JIT_SAYS_PARTITION}, {"time", 4, JIT_SAYS_TIME},
+    {"wrap", 2, JIT_SAYS_WRAP},
+};
+
 /* getopt accepts an unambiguous beginning of a name. */
 static bool begins(const char *name, const char *word, size_t length)
 {
     return strlen(name) >= length && strncmp(name, word, length) == 0;
 }
 
-static bool is_ours(const char *name, size_t length)
+static enum jit_topic topic_of(const char *name, size_t length)
 {
-    return length >= 2 && begins(JIT_OPTION, name, length); /* one letter is --job-name too */
+    for (size_t i = 0; i < JIT_LENGTH(KNOWN); i++)
+        if (length >= KNOWN[i].least && begins(KNOWN[i].name, name, length))
+            return KNOWN[i].topic;
+    return JIT_SAYS_OTHER;
 }
 
 static bool long_wants_value(const char *name, bool sbatch)
@@ -48,54 +64,92 @@ static bool long_wants_value(const char *name, bool sbatch)
     for (size_t i = 0; i < JIT_LENGTH(FLAGS); i++)
         if (begins(FLAGS[i], name, length))
             return false;
-    return !(sbatch && strcmp(name, "wait") == 0);
+    return topic_of(name, length) != JIT_SAYS_OPTION && !(sbatch && strcmp(name, "wait") == 0);
+}
+
+static void note(struct jit_wishes *wishes, enum jit_topic topic, const char *value)
+{
+    wishes->said[topic] = true;
+    if (topic == JIT_SAYS_OPTION)
+        wishes->off = strcmp(value, JIT_OFF) == 0;
+    if (topic == JIT_SAYS_OTHER || strlen(value) >= sizeof(wishes->value[topic]))
+        value = "";
+    memcpy(wishes->value[topic], value, strlen(value) + 1);
 }
 
 /* A cluster like -vN2: a letter that takes a value ends it, and the value may follow at once. */
-static bool short_wants_value(const char *letters, bool sbatch)
+static void take_letters(struct jit_scan *scan, const char *letters)
 {
-    while (*letters != '\0' && (strchr(SHORT_FLAGS, *letters) != NULL || (sbatch && *letters == 'W')))
+    while (*letters != '\0' && (strchr(SHORT_FLAGS, *letters) != NULL || (scan->sbatch && *letters == 'W')))
         letters++;
-    return *letters != '\0' && strchr(SHORT_OPTIONAL, *letters) == NULL && letters[1] == '\0';
+    scan->topic = *letters == 'p' ? JIT_SAYS_PARTITION : *letters == 't' ? JIT_SAYS_TIME : JIT_SAYS_OTHER;
+    if (*letters == 'k')
+        note(scan->wishes, JIT_SAYS_NO_KILL, "");
+    if (*letters == '\0' || strchr(SHORT_OPTIONAL, *letters) != NULL)
+        return;
+    if (letters[1] == '\0')
+        scan->waits = true;
+    else
+        note(scan->wishes, scan->topic, letters + 1);
 }
 
-enum answer { GO_ON, SKIP_NEXT, FOUND, END };
-
-static enum answer judge(const char *word, bool sbatch)
+static void take_long(struct jit_scan *scan, const char *name)
 {
-    if (word[0] != '-' || word[1] == '\0')
-        return END; /* the script or program */
-    if (word[1] != '-')
-        return short_wants_value(word + 1, sbatch) ? SKIP_NEXT : GO_ON;
-    word += 2;
-    if (*word == '\0')
-        return END;
-    if (is_ours(word, strcspn(word, "=")))
-        return FOUND;
-    return strchr(word, '=') == NULL && long_wants_value(word, sbatch) ? SKIP_NEXT : GO_ON;
+    const char *equals = strchr(name, '=');
+
+    scan->topic = topic_of(name, equals ? (size_t)(equals - name) : strlen(name));
+    if (equals == NULL && long_wants_value(name, scan->sbatch))
+        scan->waits = true;
+    else
+        note(scan->wishes, scan->topic, equals ? equals + 1 : "");
 }
 
-/* `cmdline`: a file of words that end with a null byte, the first being the command, as in
- * /proc/self/cmdline. False also when it cannot be read. */
-bool jit_arguments_given(const char *cmdline)
+/* Take the next word. Behind the end of the options only srun's colons between components count. */
+void jit_scan_word(struct jit_scan *scan, const char *word)
+{
+    struct jit_wishes *wishes = scan->wishes;
+
+    if (scan->waits) {
+        note(wishes, scan->topic, word);
+        scan->waits = false;
+    } else if (scan->ended) {
+        if (scan->srun && strcmp(word, ":") == 0)
+            wishes->heterogeneous = true;
+    } else if (word[0] == '-' && word[1] == '-' && word[2] == '\0') {
+        scan->ended = true;
+    } else if (word[0] != '-' || word[1] == '\0') { /* the script or program */
+        scan->ended = true;
+        wishes->heterogeneous = strcmp(word, ":") == 0;
+        if (strlen(word) < sizeof(wishes->script))
+            memcpy(wishes->script, word, strlen(word) + 1);
+    } else if (word[1] == '-') {
+        take_long(scan, word + 2);
+    } else {
+        take_letters(scan, word + 1);
+    }
+}
+
+/* Read the words of this process. `cmdline`: a file of words that end with a null byte, the first being the
+ * command, as in /proc/self/cmdline. Nothing is said when it cannot be read. */
+void jit_wishes_of_command(struct jit_wishes *wishes, const char *cmdline)
 {
     FILE *file = fopen(cmdline, "re");
     char *word = NULL;
     size_t room = 0;
-    enum answer answer = SKIP_NEXT;
-    bool sbatch = false;
+    struct jit_scan scan = {.wishes = wishes};
 
+    memset(wishes, 0, sizeof(*wishes));
     if (file == NULL)
-        return false;
+        return;
     if (getdelim(&word, &room, '\0', file) > 0) {
-        const char *slash = strrchr(word, '/');
+        const char *slash = strrchr(word, '/'), *name = slash ? slash + 1 : word;
 
-        sbatch = strcmp(slash ? slash + 1 : word, "sbatch") == 0;
-        answer = GO_ON;
+        scan.sbatch = strcmp(name, "sbatch") == 0;
+        scan.srun = strcmp(name, "srun") == 0;
+        wishes->sbatch = scan.sbatch;
     }
-    while ((answer == GO_ON || answer == SKIP_NEXT) && getdelim(&word, &room, '\0', file) > 0)
-        answer = answer == SKIP_NEXT ? GO_ON : judge(word, sbatch);
+    while (getdelim(&word, &room, '\0', file) > 0)
+        jit_scan_word(&scan, word);
     free(word);
     (void)fclose(file);
-    return answer == FOUND;
 }

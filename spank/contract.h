@@ -9,11 +9,13 @@
 #define JIT_CONTRACT_H
 
 #define JIT_OPTION "jit-ckpt"
+#define JIT_OFF    "off"
 
 #define JIT_ENV_OPTIONS      "JIT_CKPT"
 #define JIT_ENV_OPTIONS_JOB  "SLURM_SPANK_JIT_CKPT"
 #define JIT_ENV_OPTIONS_HOOK "SPANK_JIT_CKPT"
 #define JIT_ENV_WISHES       "SBATCH_JIT_CKPT"
+#define JIT_ENV_UNASKED      "JIT_CKPT_UNASKED"
 #define JIT_ENV_ATTEMPT      "JIT_CKPT_ATTEMPT"
 #define JIT_ENV_LAUNCHER     "JIT_CKPT_LAUNCHER"
 
@@ -68,6 +70,12 @@
     KEY("suspect-threshold", "a whole number from 0 to 1000", JIT_WHOLE, 0, 1000)                            \
     KEY("suspect-half-life", "hours from 1 to 10000", JIT_NUMBER, 1, 10000)                                  \
     KEY("spool-free", "MiB, a whole number from 0 to 1000000", JIT_WHOLE, 0, 1000000)
+
+/* LIMIT(key, limit of the site, value where nobody gives one) */
+#define JIT_LIMITS(LIMIT)                 \
+    LIMIT("keep", "max-keep", 2)          \
+    LIMIT("requeues", "max-requeues", 10) \
+    LIMIT("spares", "max-spares", 0)
 /* clang-format on */
 
 #endif

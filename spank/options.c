@@ -3,110 +3,18 @@
  *
  * Rule 1: accepts exactly what slurm_plugin.contract.parse_options accepts, except that `dir` may be missing
  *         here: jit_options_anchor adds it. tests/spank/test_options.py compares the two on random input.
- * Rule 2: no I/O, no Slurm, no locale (strtod reads the locale's decimal point, so it is not used).
+ * Rule 2: no I/O, no Slurm.
  */
-#include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "jit_ckpt.h"
 
-enum kind { JIT_PATH, JIT_WHOLE, JIT_SWITCH, JIT_NUMBER, JIT_NUMBER_OR_OFF };
-
-struct key {
-    const char *name;
-    const char *allowed;
-    enum kind kind;
-    uint32_t least;
-    uint32_t most;
-};
-
 #define TABLE_ROW(name, allowed, kind, least, most) {name, allowed, kind, least, most},
-static const struct key KEYS[JIT_KEY_COUNT] = {JIT_KEYS(TABLE_ROW)};
+const struct jit_key JIT_OPTION_KEYS[JIT_KEY_COUNT] = {JIT_KEYS(TABLE_ROW)};
 
 #define NAME_AND_COMMA(name, allowed, kind, least, most) ", " name
 static const char NAMES[] = "" JIT_KEYS(NAME_AND_COMMA); /* begins with a comma and a space */
-
-enum { DIR = 0, RESUME = JIT_KEY_COUNT - 1, DIGITS = 9 };
-static const uint64_t SCALE = 1000000000; /* ten to the DIGITS: numbers are compared in billionths */
-
-static bool is_control(char c)
-{
-    return (unsigned char)c < 0x20 || c == 0x7f;
-}
-
-/* Say why, on one line whatever the user typed. */
-void jit_why_set(struct jit_why *why, const char *format, ...)
-{
-    va_list arguments;
-
-    va_start(arguments, format);
-    if (vsnprintf(why->text, sizeof(why->text), format, arguments) < 0)
-        why->text[0] = '\0';
-    va_end(arguments);
-    for (char *c = why->text; *c != '\0'; c++)
-        if (is_control(*c))
-            *c = '?';
-}
-
-/* Read up to DIGITS digits; return how many there were. */
-static int read_digits(const char *text, uint64_t *number)
-{
-    int count = 0;
-
-    *number = 0;
-    while (count < DIGITS && text[count] >= '0' && text[count] <= '9')
-        *number = *number * 10 + (uint64_t)(text[count++] - '0');
-    return count;
-}
-
-/* Is it `digits` or (unless whole) `digits.digits`, from least to most? */
-static bool is_number(const struct key *key, const char *text)
-{
-    uint64_t whole, part = 0;
-    int count = read_digits(text, &whole);
-
-    if (count == 0)
-        return false;
-    text += count;
-    if (*text == '.' && key->kind != JIT_WHOLE) {
-        count = read_digits(++text, &part);
-        if (count == 0)
-            return false;
-        text += count;
-        for (; count < DIGITS; count++)
-            part *= 10;
-    }
-    if (*text != '\0')
-        return false;
-    whole = whole * SCALE + part;
-    return whole >= key->least * SCALE && whole <= key->most * SCALE;
-}
-
-static bool is_path(const char *text)
-{
-    for (; *text != '\0'; text++)
-        if (is_control(*text) || *text == ',')
-            return false;
-    return true;
-}
-
-static bool is_allowed(const struct key *key, const char *text)
-{
-    switch (key->kind) {
-    case JIT_PATH:
-        return is_path(text);
-    case JIT_SWITCH:
-        return strcmp(text, "on") == 0 || strcmp(text, "off") == 0;
-    case JIT_NUMBER_OR_OFF:
-        return strcmp(text, "off") == 0 || is_number(key, text);
-    case JIT_WHOLE:
-    case JIT_NUMBER:
-        return is_number(key, text);
-    }
-    return false;
-}
 
 /* Take one `key=value` of `length` bytes. */
 static int take_item(struct jit_options *options, const char *item, size_t length, struct jit_why *why)
@@ -114,31 +22,13 @@ static int take_item(struct jit_options *options, const char *item, size_t lengt
     const char *equals = memchr(item, '=', length);
     size_t name = equals ? (size_t)(equals - item) : length;
     size_t size = equals ? length - name - 1 : 0;
-    int k = 0;
+    int k = jit_key_find(JIT_OPTION_KEYS, JIT_KEY_COUNT, item, name);
 
-    while (k < JIT_KEY_COUNT && (strlen(KEYS[k].name) != name || strncmp(KEYS[k].name, item, name) != 0))
-        k++;
-    if (k == JIT_KEY_COUNT) {
+    if (k < 0) {
         jit_why_set(why, "cannot use key '%.*s': unknown; allowed keys: %s", (int)name, item, NAMES + 2);
         return -1;
     }
-    if (size == 0) {
-        jit_why_set(why, "cannot use key '%s': it needs a value: %s", KEYS[k].name, KEYS[k].allowed);
-        return -1;
-    }
-    if (size >= PATH_MAX) {
-        jit_why_set(why, "cannot use key '%s': longer than %d bytes; allowed: %s", KEYS[k].name, PATH_MAX - 1,
-                    KEYS[k].allowed);
-        return -1;
-    }
-    memcpy(options->value[k], equals + 1, size);
-    options->value[k][size] = '\0';
-    if (!is_allowed(&KEYS[k], options->value[k])) {
-        jit_why_set(why, "cannot use key '%s' with value '%s'; allowed: %s", KEYS[k].name, options->value[k],
-                    KEYS[k].allowed);
-        return -1;
-    }
-    return 0;
+    return jit_key_take(&JIT_OPTION_KEYS[k], equals ? equals + 1 : "", size, options->value[k], why);
 }
 
 /* Read `key=value,...`; empty items are skipped, and of a key given twice the last value counts. */
@@ -161,8 +51,43 @@ int jit_options_parse(struct jit_options *options, const char *text, struct jit_
     return 0;
 }
 
+/* Take what `below` has and `options` does not. */
+void jit_options_fill(struct jit_options *options, const struct jit_options *below)
+{
+    for (int k = 0; k < JIT_KEY_COUNT; k++)
+        if (options->value[k][0] == '\0')
+            memcpy(options->value[k], below->value[k], strlen(below->value[k]) + 1);
+}
+
+static int too_long(int k, struct jit_why *why)
+{
+    jit_why_set(why, "cannot use key '%s': path longer than %d bytes", JIT_OPTION_KEYS[k].name, PATH_MAX - 1);
+    return -1;
+}
+
+/* Put the user's name for every %u of the directory. %j stays: the job's id is known in the job only. */
+int jit_options_expand(struct jit_options *options, const char *user, struct jit_why *why)
+{
+    char whole[PATH_MAX];
+    size_t used = 0, length = strlen(user);
+    char *path = options->value[JIT_KEY_DIR];
+
+    for (const char *c = path; *c != '\0'; c++) {
+        bool name = c[0] == '%' && c[1] == 'u';
+
+        if (used + (name ? length : 1) >= sizeof(whole))
+            return too_long(JIT_KEY_DIR, why);
+        memcpy(whole + used, name ? user : c, name ? length : 1);
+        used += name ? length : 1;
+        c += name ? 1 : 0;
+    }
+    memcpy(path, whole, used);
+    path[used] = '\0';
+    return 0;
+}
+
 /* Put `cwd` before a relative path. */
-static int anchor(const struct key *key, char *path, const char *cwd, struct jit_why *why)
+static int anchor(int k, char *path, const char *cwd, struct jit_why *why)
 {
     char whole[PATH_MAX];
     int length;
@@ -170,12 +95,11 @@ static int anchor(const struct key *key, char *path, const char *cwd, struct jit
     if (path[0] == '\0' || path[0] == '/')
         return 0;
     length = snprintf(whole, sizeof(whole), "%s/%s", strcmp(cwd, "/") == 0 ? "" : cwd, path);
-    if (length < 0 || (size_t)length >= sizeof(whole)) {
-        jit_why_set(why, "cannot use key '%s': path longer than %d bytes", key->name, PATH_MAX - 1);
-        return -1;
-    }
-    if (!is_path(whole)) { /* the working directory is to blame */
-        jit_why_set(why, "cannot use key '%s' with value '%s'; allowed: %s", key->name, whole, key->allowed);
+    if (length < 0 || (size_t)length >= sizeof(whole))
+        return too_long(k, why);
+    if (!jit_is_path(whole)) { /* the working directory is to blame */
+        jit_why_set(why, "cannot use key '%s' with value '%s'; allowed: %s", JIT_OPTION_KEYS[k].name, whole,
+                    JIT_OPTION_KEYS[k].allowed);
         return -1;
     }
     memcpy(path, whole, (size_t)length + 1);
@@ -185,11 +109,11 @@ static int anchor(const struct key *key, char *path, const char *cwd, struct jit
 /* Make the paths absolute and put the default, <cwd>/jit-ckpt, where no directory was given. */
 int jit_options_anchor(struct jit_options *options, const char *cwd, struct jit_why *why)
 {
-    if (options->value[DIR][0] == '\0')
-        memcpy(options->value[DIR], JIT_OPTION, sizeof(JIT_OPTION));
-    if (anchor(&KEYS[DIR], options->value[DIR], cwd, why) != 0)
+    if (options->value[JIT_KEY_DIR][0] == '\0')
+        memcpy(options->value[JIT_KEY_DIR], JIT_OPTION, sizeof(JIT_OPTION));
+    if (anchor(JIT_KEY_DIR, options->value[JIT_KEY_DIR], cwd, why) != 0)
         return -1;
-    return anchor(&KEYS[RESUME], options->value[RESUME], cwd, why);
+    return anchor(JIT_KEY_RESUME, options->value[JIT_KEY_RESUME], cwd, why);
 }
 
 /* Write the canonical text: the given keys in the order of the table. Defaults stay out: Python knows them.
@@ -198,13 +122,14 @@ int jit_options_format(const struct jit_options *options, char *text, size_t siz
 {
     size_t used = 0;
 
+    text[0] = '\0';
     for (int k = 0; k < JIT_KEY_COUNT; k++) {
         int length;
 
         if (options->value[k][0] == '\0')
             continue;
-        length =
-            snprintf(text + used, size - used, "%s%s=%s", used ? "," : "", KEYS[k].name, options->value[k]);
+        length = snprintf(text + used, size - used, "%s%s=%s", used ? "," : "", JIT_OPTION_KEYS[k].name,
+                          options->value[k]);
         if (length < 0 || (size_t)length >= size - used)
             return -1;
         used += (size_t)length;
@@ -212,7 +137,10 @@ int jit_options_format(const struct jit_options *options, char *text, size_t siz
     return 0;
 }
 
-const char *jit_options_dir(const struct jit_options *options)
+/* The value of a key by its name; "" if it has none. */
+const char *jit_options_value(const struct jit_options *options, const char *name)
 {
-    return options->value[DIR];
+    int k = jit_key_find(JIT_OPTION_KEYS, JIT_KEY_COUNT, name, strlen(name));
+
+    return k < 0 ? "" : options->value[k];
 }

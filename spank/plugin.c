@@ -25,7 +25,7 @@ static int jit_plugin_option(int value, const char *argument, int remote)
 }
 
 static char option_name[] = JIT_OPTION;
-static char option_argument[] = "key=value,...";
+static char option_argument[] = "key=value,...|off";
 static char option_usage[] = "save the state of a PyTorch job when it fails, and go on from there";
 
 static struct spank_option option = {
@@ -46,15 +46,13 @@ static void register_option(spank_t sp)
 
 int slurm_spank_init(spank_t sp, int ac, char *av[])
 {
-    (void)ac;
-    (void)av;
     switch (spank_context()) {
     case S_CTX_ALLOCATOR:
         register_option(sp);
-        return jit_allocator_init(sp);
+        return jit_allocator_init(sp, ac, av);
     case S_CTX_LOCAL:
         register_option(sp);
-        return jit_launcher_init();
+        return jit_launcher_init(ac, av);
     case S_CTX_REMOTE:
         register_option(sp);
         return 0;
@@ -65,15 +63,13 @@ int slurm_spank_init(spank_t sp, int ac, char *av[])
 
 int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[])
 {
-    (void)ac;
-    (void)av;
     switch (spank_context()) {
     case S_CTX_ALLOCATOR:
         return jit_allocator_post_opt(sp);
     case S_CTX_LOCAL:
         return jit_launcher_post_opt(sp);
     case S_CTX_REMOTE:
-        return jit_remote_post_opt(sp);
+        return jit_remote_post_opt(sp, ac, av);
     default:
         return 0;
     }

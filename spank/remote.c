@@ -1,10 +1,15 @@
 /*
- * slurmstepd, as root: give every task the job's options, and note in the node's spool how each task ended.
+ * slurmstepd, as root: give every task the job's options, put our srun first in the batch script's PATH, and
+ * note in the node's spool how each task ended.
  *
  * Rule 1: returns 0 always: in a batch step anything else would drain the node.
  * Rule 2: does nothing in a job without the option.
  */
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#include <slurm/slurm.h>
 
 #include "jit_ckpt.h"
 
@@ -13,13 +18,54 @@ static bool options_of_job(spank_t sp, char *text, int size)
     return spank_getenv(sp, JIT_ENV_OPTIONS_JOB, text, size) == ESPANK_SUCCESS && text[0] != '\0';
 }
 
-int jit_remote_post_opt(spank_t sp)
+static bool is_batch_step(spank_t sp)
 {
+    uint32_t step;
+
+    return spank_get_item(sp, S_JOB_STEPID, &step) == ESPANK_SUCCESS && step == SLURM_BATCH_SCRIPT;
+}
+
+/* Whether plain srun in the batch script shall be ours. What the job says is only read, whatever it is. */
+static bool wants_shim(const struct jit_site *site, const char *text)
+{
+    static struct jit_options options;
+    struct jit_why ignored;
+    char srun[PATH_MAX];
+
+    if (!jit_site_switch(site, "shim", true) || jit_options_parse(&options, text, &ignored) != 0 ||
+        strcmp(jit_options_value(&options, "relaunch"), JIT_OFF) == 0)
+        return false;
+    return snprintf(srun, sizeof(srun), "%s/srun", site->shim_dir) < (int)sizeof(srun) &&
+           access(srun, X_OK) == 0;
+}
+
+static void put_shim(spank_t sp, const char *folder)
+{
+    static char path[1 << 17], whole[sizeof(path) + PATH_MAX]; /* a variable is never longer than 128 KiB */
+
+    if (spank_getenv(sp, "PATH", path, sizeof(path)) != ESPANK_SUCCESS)
+        return; /* without PATH the script names its programs in full */
+    (void)snprintf(whole, sizeof(whole), "%s:%s", folder, path);
+    if (spank_setenv(sp, "PATH", whole, 1) != ESPANK_SUCCESS)
+        slurm_error("jit-ckpt: post_opt: cannot put %s into the PATH of the batch script", folder);
+}
+
+int jit_remote_post_opt(spank_t sp, int count, char *arguments[])
+{
+    static struct jit_site site;
+    struct jit_why why = {""};
     char text[JIT_TEXT_MAX];
 
-    if (options_of_job(sp, text, sizeof(text)) &&
-        spank_setenv(sp, JIT_ENV_OPTIONS, text, 1) != ESPANK_SUCCESS)
+    if (!options_of_job(sp, text, sizeof(text)))
+        return 0;
+    if (spank_setenv(sp, JIT_ENV_OPTIONS, text, 1) != ESPANK_SUCCESS)
         slurm_error("jit-ckpt: post_opt: cannot set %s for the tasks", JIT_ENV_OPTIONS);
+    if (!is_batch_step(sp))
+        return 0;
+    if (jit_site_load(&site, count, arguments, &why) != 0)
+        slurm_error("jit-ckpt: post_opt: %s; srun is not taken over", why.text);
+    else if (wants_shim(&site, text))
+        put_shim(sp, site.shim_dir);
     return 0;
 }
 

@@ -8,10 +8,12 @@
 
 #include "jit_ckpt.h"
 
+/* A setting without a value is left to the user. */
 void jit_settings_put(struct jit_setting *settings, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (getenv(settings[i].name) == NULL && setenv(settings[i].name, settings[i].value, 0) == 0)
+        if (settings[i].value != NULL && getenv(settings[i].name) == NULL &&
+            setenv(settings[i].name, settings[i].value, 0) == 0)
             settings[i].ours = true;
 }
 

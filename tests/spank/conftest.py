@@ -19,7 +19,8 @@ from testbed.cluster import Cluster
 from testbed.commands import wait_for
 
 SPANK = Path(__file__).resolve().parents[2] / "spank"
-FREE_OF_SLURM = ("options.c", "directory.c", "arguments.c", "settings.c", "spool.c")
+FREE_OF_SLURM = ("keys.c", "options.c", "site.c", "directory.c", "arguments.c", "script.c", "settings.c", "spool.c")
+TOPICS = ("other", "option", "no-kill", "requeue", "open-mode", "signal", "partition", "time", "wrap")
 
 
 class Why(ctypes.Structure):
@@ -32,6 +33,35 @@ class Options(ctypes.Structure):
     """struct jit_options: the values in the order of the table."""
 
     _fields_ = (("value", (ctypes.c_char * 4096) * len(contract.ALLOWED)),)
+
+
+class SiteValues(ctypes.Structure):
+    """struct jit_site: defaults of the option, the site's own values, the directory of our srun."""
+
+    _fields_ = (
+        ("options", Options),
+        ("value", (ctypes.c_char * 4096) * len(contract.SITE_ALLOWED)),
+        ("shim_dir", ctypes.c_char_p),
+    )
+
+
+class Wishes(ctypes.Structure):
+    """struct jit_wishes: what a command line or #SBATCH lines say."""
+
+    _fields_ = (
+        ("said", ctypes.c_bool * len(TOPICS)),
+        ("value", (ctypes.c_char * 1024) * len(TOPICS)),
+        ("off", ctypes.c_bool),
+        ("sbatch", ctypes.c_bool),
+        ("heterogeneous", ctypes.c_bool),
+        ("script", ctypes.c_char * 4096),
+    )
+
+    def told(self) -> dict[str, str]:
+        """What was said, by topic."""
+        pairs = zip(TOPICS, self.said, self.value, strict=True)
+        found = {topic: value.value.decode() for topic, said, value in pairs if said and topic != "other"}
+        return found | ({"heterogeneous": ""} if self.heterogeneous else {})
 
 
 class Ended(ctypes.Structure):
@@ -72,25 +102,65 @@ def canonical(library: ctypes.CDLL) -> Callable[[str, str], tuple[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def prepare(library: ctypes.CDLL) -> Callable[[Path], str]:
-    """Make and check a directory."""
+def prepare(library: ctypes.CDLL) -> Callable[..., str]:
+    """Make and check a directory, or only look whether it could be made."""
 
-    def call(path: Path) -> str:
+    def call(path: Path, make: bool = True) -> str:
         why = Why()
-        failed = library.jit_directory_prepare(os.fsencode(path), ctypes.byref(why))
+        failed = library.jit_directory_prepare(os.fsencode(path), ctypes.c_bool(make), ctypes.byref(why))
         return why.text.decode() if failed else ""
 
     return call
 
 
 @pytest.fixture
-def given_in(library: ctypes.CDLL, tmp_path: Path) -> Callable[[str], bool]:
-    """Whether a command line (words apart by blanks) gives the option to Slurm's command."""
+def said_by(library: ctypes.CDLL, tmp_path: Path) -> Callable[[str], Wishes]:
+    """What a command line (words apart by blanks) says to Slurm's command."""
 
-    def call(line: str) -> bool:
-        file = tmp_path / "cmdline"
+    def call(line: str) -> Wishes:
+        file, wishes = tmp_path / "cmdline", Wishes()
         file.write_bytes(b"".join(word.encode() + b"\0" for word in line.split()))
-        return bool(library.jit_arguments_given(os.fsencode(file)) & 1)
+        library.jit_wishes_of_command(ctypes.byref(wishes), os.fsencode(file))
+        return wishes
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def said_in(library: ctypes.CDLL) -> Callable[[str], dict[str, str]]:
+    """What the #SBATCH lines of a script say."""
+
+    def call(text: str) -> dict[str, str]:
+        wishes = Wishes()
+        library.jit_wishes_of_text(ctypes.byref(wishes), ctypes.create_string_buffer(text.encode()))
+        return wishes.told()
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def load(library: ctypes.CDLL) -> Callable[..., tuple[SiteValues, str]]:
+    """Read a site's file and plugin arguments: (values, reason)."""
+
+    def call(*arguments: str) -> tuple[SiteValues, str]:
+        values, why = SiteValues(), Why()
+        words = (ctypes.c_char_p * len(arguments))(*map(os.fsencode, arguments))
+        failed = library.jit_site_load(ctypes.byref(values), len(arguments), words, ctypes.byref(why))
+        return values, why.text.decode(errors="replace") if failed else ""
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def parse_site(library: ctypes.CDLL) -> Callable[[bytes], tuple[SiteValues, str]]:
+    """Read the text of a site's file: (values, reason)."""
+
+    def call(text: bytes) -> tuple[SiteValues, str]:
+        values, why = SiteValues(), Why()
+        failed = library.jit_site_parse(
+            ctypes.byref(values), text, ctypes.c_size_t(len(text)), b"/etc/jit-ckpt.conf", ctypes.byref(why)
+        )
+        return values, why.text.decode(errors="replace") if failed else ""
 
     return call
 
@@ -108,7 +178,7 @@ def note(library: ctypes.CDLL) -> Callable[..., str]:
 
 
 # What sites change and the plugin must overcome; the Epilog is a script that shows its environment.
-CONF = ("JobRequeue=0", "KillOnBadExit=1", "WaitTime=2", "Epilog={pfs}/epilog.sh")
+CONF = ("JobRequeue=0", "KillOnBadExit=1", "WaitTime=2", "Epilog={pfs}/epilog.sh", "PartitionName=other Nodes=ALL")
 
 
 class Site:

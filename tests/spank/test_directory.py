@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Prepare = Callable[[Path], str]
+Prepare = Callable[..., str]
 
 
 def test_made_private(prepare: Prepare, tmp_path: Path) -> None:
@@ -38,3 +39,20 @@ def test_refused(prepare: Prepare, tmp_path: Path, path: str, words: str) -> Non
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     assert prepare(tmp_path / path).startswith(words.format(tmp_path / path))
+
+
+def test_the_jobs_own_part_is_left_to_the_job(prepare: Prepare, tmp_path: Path) -> None:
+    """From the component with %j on nothing is made; what is before it must be there and writable."""
+    assert prepare(tmp_path / "user" / "run-%j" / "ck") == ""
+    assert [p.name for p in tmp_path.rglob("*")] == ["user"]
+    assert prepare(tmp_path / "no" / "such" / "%j").startswith("cannot create directory")
+    assert prepare(Path("/%j")) == ("" if os.geteuid() == 0 else "cannot write to directory '/'")
+
+
+def test_only_looked_at(prepare: Prepare, tmp_path: Path) -> None:
+    """A directory that the site's wish alone would make is not made before the job needs it."""
+    assert prepare(tmp_path / "later", make=False) == ""
+    assert list(tmp_path.iterdir()) == []
+    assert prepare(tmp_path / "no" / "later", make=False).startswith(f"cannot use directory '{tmp_path}/no'")
+    (tmp_path / "file").touch()
+    assert "Not a directory" in prepare(tmp_path / "file", make=False)

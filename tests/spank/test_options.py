@@ -137,7 +137,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """The parser under address and undefined-behaviour sanitizers: random bytes, no finding, the same verdicts."""
     program = tmp_path / "driver"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    sources = [str(DRIVER), str(SPANK / "options.c")]
+    sources = [str(DRIVER), str(SPANK / "options.c"), str(SPANK / "keys.c")]
     subprocess.run(["gcc", *flags, f"-I{SPANK}", *sources, "-o", str(program)], check=True, timeout=120)
     draw = random.Random(2024)
     inputs = []

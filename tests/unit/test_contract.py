@@ -44,6 +44,14 @@ def test_site_keys() -> None:
     assert not contract.SITE_ALLOWED.keys() & contract.ALLOWED.keys()
 
 
+def test_limits() -> None:
+    """What a site can limit, and the value where nobody gives one, are the same on both sides."""
+    rows = re.findall(r'LIMIT\("([^"]+)", "([^"]+)", (\d+)\)', HEADER)
+    assert {key: most for key, most, _ in rows} == contract.LIMITS
+    assert {key: int(usual) for key, _, usual in rows} == {k: getattr(contract.Options(""), k) for k in contract.LIMITS}
+    assert set(contract.LIMITS.values()) < contract.SITE_ALLOWED.keys()
+
+
 def test_the_job_id_in_the_directory() -> None:
     """%j becomes the job's id where the job runs, wherever it stands; a directory without it stays."""
     options = contract.Options(dir="/scratch/%j/ck-%j", keep=7)

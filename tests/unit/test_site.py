@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,16 @@ def test_every_key_has_its_attribute() -> None:
         "option",
         "given",
     }
+
+
+def test_the_sample_file_shows_every_key_with_its_default() -> None:
+    """packaging/jit-ckpt.conf: as it is it says nothing; its commented keys are all there are, with their defaults."""
+    sample = (Path(__file__).parents[2] / "packaging" / "jit-ckpt.conf").read_bytes()
+    assert parse(sample) == Site()
+    shown = parse(re.sub(rb"^#([a-z-]+ = )", rb"\1", sample, flags=re.MULTILINE))
+    assert shown.given.keys() == contract.SITE_ALLOWED.keys() | contract.ALLOWED.keys() - {"resume"}
+    text = ",".join(f"{key}={value}" for key, value in shown.option.items())
+    assert contract.parse_options(text) == contract.Options(dir=contract.OPTION)
+    examples = {"default_partition", "mounts"}  # those have no default to show
+    for name in set(Site.__dataclass_fields__) - {"option", "given"} - examples:
+        assert getattr(shown, name) == getattr(Site(), name), name
