@@ -14,7 +14,7 @@ SCRIPTS  := .ci/run $(wildcard sbatch_templates/*.sbatch) $(addprefix packaging/
             $(wildcard packaging/deb/p*)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps venv spank lint check test test-on demo bench wheel install deb rpm clean
+.PHONY: help deps venv spank lint check mpi test test-on demo bench wheel install deb rpm clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -57,7 +57,19 @@ lint: venv ## format, lint, types, layers, spelling, shell, C style
 check: lint ## lint and the unit tests: under a minute
 	$(BIN)/python -m pytest tests/unit
 
-test: $(if $(TESTS),venv,lint) spank ## everything under tests/, on a real cluster made for it (root); TESTS=... only these, unlinted
+mpi: build/mpi/.installed ## install the MPI builds that ranks are killed under, each in a folder of build/mpi
+
+# They would get into each other's way in one environment. One that is not to be had costs its test, which says why.
+build/mpi/.installed: requirements-mpi.txt | venv
+	rm -rf build/mpi && mkdir -p build/mpi
+	for wheel in $$(grep '^[a-z].*==' requirements-mpi.txt); do \
+	    folder=build/mpi/$${wheel/==/-}; \
+	    $(BIN)/python -m pip install -q --no-deps --ignore-installed --no-warn-script-location --prefix "$$folder" \
+	        "$$wheel" >"$$folder.log" 2>&1 || rm -rf "$$folder"; \
+	done
+	touch $@
+
+test: $(if $(TESTS),venv,lint) spank mpi ## everything under tests/, on a real cluster made for it (root); TESTS=... only these, unlinted
 	$(BIN)/python -m pytest $(or $(TESTS),tests)
 
 test-on: deps ## `make test` in another Debian release: RELEASE=trixie, bookworm or forky; TESTS=... as above (root)

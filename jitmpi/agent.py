@@ -102,11 +102,6 @@ class Agent:
         self._plane.wake()
         return self._all_done.wait(patience)
 
-    def end_overdue(self) -> None:
-        """Timer: MPI does not come to its end; this process does, unless it saves the state just now."""
-        if not self._round.active:
-            leave.end(0)
-
     def tell(self, event: dict[str, object]) -> bool:
         """Send a notice to jit-srun; False when it cannot be reached."""
         return leave.notify(self.settings, event)

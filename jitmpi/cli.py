@@ -45,8 +45,15 @@ def _config(words: Sequence[str]) -> int:
     return effective.main(words)
 
 
+def _doctor(words: Sequence[str]) -> int:
+    from slurm_plugin import doctor
+
+    return doctor.main(words)
+
+
 COMMANDS: Final = {
     "config": Command("show what a job submitted here gets, and who says so", _config),
+    "doctor": Command("check this cluster, and say what to change and why", _doctor),
     "ls": Command("list checkpoints, newest first", _browse),
     "show": Command("say what a checkpoint holds and from which failure it came", _browse),
     "verify": Command("read a checkpoint and compare every checksum", _browse),

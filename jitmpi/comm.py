@@ -1,7 +1,8 @@
 """Turn the tasks of a Slurm step into one world: over MPI, or over files where srun starts without MPI.
 
-Rule 1: a world is used only while every rank is known to be alive. At the first sign of failure call `abandon`; from
-        then on no MPI function is called, not even MPI_Finalize, which kills the survivors with some builds.
+Rule 1: a world is used only while every rank is known to be alive, and closed before training begins: a rank that dies
+        with MPI open takes the others along under Slurm's pmix. At the first sign of failure call `abandon`; from then
+        on no MPI function is called, not even MPI_Finalize, which kills the survivors with some builds.
 Rule 2: a world has exactly the step's size. N silent worlds of one rank are an error that names its cause.
 Rule 3: every wait has a deadline (of time.monotonic), which MPI does not offer: collectives are started, then tested.
 """
@@ -38,12 +39,14 @@ class World(Protocol):
     Attributes:
         name: what carries it, for people: "Open MPI v4.1.4", "files".
         can_broadcast: whether `bcast` works; without it every rank reads the file system itself.
+        held: MPI stays open behind `close`, because the script had opened it before.
     """
 
     rank: int
     size: int
     name: str
     can_broadcast: bool
+    held: bool
 
     def exchange(self, value: bytes, deadline: float) -> list[bytes]:
         """Give every rank's value to every rank, in rank order.
@@ -131,11 +134,12 @@ class MpiWorld:
         import mpi4py
 
         mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False  # `close` finalizes; an exit after a death must not
+        mpi4py.rc.finalize = False  # `close` finalizes; an exit behind a failure must not
         from mpi4py import MPI
 
         self._mpi: Any = MPI
-        if not MPI.Is_initialized():
+        self.held = bool(MPI.Is_initialized())
+        if not self.held:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)  # what less the library gives is enough: one thread calls at a time
         if MPI.Get_library_version().startswith("Open MPI v4"):
             time.sleep(INIT_TAIL_S)
@@ -172,7 +176,7 @@ class MpiWorld:
             return
         self._closed = True
         self._comm.Free()
-        if not self._mpi.Is_finalized():
+        if not self.held:
             self._mpi.Finalize()
 
     def _usable(self) -> Any:
@@ -202,7 +206,7 @@ class FileWorld:
     """
 
     name = "files"
-    can_broadcast = False
+    can_broadcast = held = False
 
     def __init__(self, rank: int, size: int, directory: str) -> None:
         self.rank, self.size = rank, size

@@ -10,17 +10,14 @@ import atexit
 import os
 import signal
 import sys
-import threading
 import traceback
 from types import FrameType, TracebackType
 from typing import Any
 
 from jitmpi.agent import Agent
-from jitmpi.comm import World
 
 PLANNED = (signal.SIGUSR1, signal.SIGTERM)  # Slurm's warning before the time limit (by --signal) and at preemption
 UNFINISHED_WAIT = 5.0  # seconds for the others to end too when the script ended in the middle of its loop
-FINALIZE_WAIT = 60.0  # seconds for MPI_Finalize once every rank has said goodbye
 
 
 def take_signals(wakeup_fd: int) -> set[int]:
@@ -38,11 +35,11 @@ def take_signals(wakeup_fd: int) -> set[int]:
     return taken
 
 
-def install(agent: Agent, world: World) -> None:
+def install(agent: Agent) -> None:
     """Catch what ends the training thread."""
     catch_exceptions(agent)
     agent.on_training = lambda: catch_exceptions(agent)
-    atexit.register(_at_exit, agent, world, os.getpid())
+    atexit.register(_at_exit, agent, os.getpid())
 
 
 def catch_exceptions(agent: Agent) -> None:
@@ -60,19 +57,14 @@ def catch_exceptions(agent: Agent) -> None:
     sys.excepthook = hook
 
 
-def _at_exit(agent: Agent, world: World, process: int) -> None:
-    """Say goodbye, and finalize MPI only when every rank has: a collective call must not meet a dead rank."""
+def _at_exit(agent: Agent, process: int) -> None:
+    """Say goodbye, and wait until every rank has: one that dies now is a failure like any other."""
     if os.getpid() != process:
         return  # a child that the script forked: it has no agent, and the end is not its parent's
     orderly = agent.gate.place.phase == "idle"
     if agent.settings.rank == 0 and orderly:
         agent.tell({"event": "finished"})
-    if agent.finish(None if orderly else UNFINISHED_WAIT):
-        timer = threading.Timer(FINALIZE_WAIT, agent.end_overdue)
-        timer.daemon = True
-        timer.start()
-        world.close()
-        timer.cancel()
+    agent.finish(None if orderly else UNFINISHED_WAIT)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

@@ -5,17 +5,16 @@ Rule: everything that needs all ranks alive happens here, in this order; what co
 
 from __future__ import annotations
 
-import json
 import platform
-import secrets
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from jitmpi import comm, commit, config, control, leave, preflight, process, replay, resume, store
+from jitmpi import comm, commit, config, leave, meet, preflight, process, replay, resume, store
 from jitmpi.agent import Agent
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
@@ -27,6 +26,7 @@ from jitmpi.torch_state import TrainingState
 from jitmpi.vault import Vault
 from slurm_plugin.contract import EXIT_REFUSED
 
+FINALIZE = 60.0  # seconds for MPI_Finalize; it waits for every rank, and takes milliseconds
 BOOTSTRAP = 300.0  # seconds for all ranks to come up; on a slow file system importing torch alone takes a minute
 _begun: list[Settings] = []  # of this process: at most one
 STATE_COPIES = 3  # parameters and two moments: what a checkpoint will hold, before the optimizer has any state
@@ -96,7 +96,7 @@ def _begin(settings: Settings, state: TrainingState) -> Run:
 
 def _protect(world: comm.World, settings: Settings, state: TrainingState, watchdog: threading.Timer) -> Run:
     _preflight(world, settings, state)
-    plane, members = _connect(world, settings)
+    plane, members = meet.connect(world, settings, time.monotonic() + BOOTSTRAP)
     watchdog.cancel()
     staging = commit.staging(settings.job_directory, settings.attempt)
     shadow = BufferShadow(state.model)
@@ -106,13 +106,30 @@ def _protect(world: comm.World, settings: Settings, state: TrainingState, watchd
     cursor, restored = resume.resume(world, state, settings)
     run = Run(state, Recorder(agent, shadow, vault.clock), shadow, cursor)
     world.exchange(b"", time.monotonic() + resume.EXCHANGE)
-    process.install(agent, world)
+    _close(world, settings, members)
+    process.install(agent)
     begun = cursor.minibatch if cursor is not None else 0
     agent.began(begun)
     if settings.rank == 0:
         step = settings.step_id
         agent.tell({"event": "started", "rank": 0, "minibatch": begun, "restored": restored, "step": step})
     return run
+
+
+def _close(world: comm.World, settings: Settings, members: Sequence[Member]) -> None:
+    """End MPI while every rank lives: with it open, one death of several ranks on a node ends the step under pmix."""
+    timer = threading.Timer(FINALIZE, leave.die, (settings, f"MPI_Finalize did not return in {FINALIZE:.0f} s"))
+    timer.daemon = True
+    timer.start()
+    world.close()
+    timer.cancel()
+    crowded = len({member.node for member in members}) < len(members)
+    if world.held and crowded and settings.mpi_type.startswith("pmix") and settings.rank == 0:
+        leave.say(
+            settings,
+            "the script had opened MPI before attach, so it stays open: when a rank dies, Slurm's pmix ends all others "
+            "at once and nothing can be saved. Leave MPI to jitmpi, or start with another PMI (docs/mpi.md)",
+        )
 
 
 def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> None:
@@ -127,20 +144,6 @@ def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> N
     answer = world.exchange(problem, time.monotonic() + BOOTSTRAP)[0]
     if answer:
         raise ConfigError(answer.decode())
-
-
-def _connect(world: comm.World, settings: Settings) -> tuple[control.ControlPlane, list[Member]]:
-    """Open the control plane: addresses and the job's key go over the world."""
-    deadline = time.monotonic() + BOOTSTRAP
-    first = json.dumps([settings.node, secrets.token_hex(32)]).encode()
-    rows = [json.loads(row) for row in world.exchange(first, deadline)]
-    plane = control.ControlPlane(settings.rank, bytes.fromhex(rows[0][1]))
-    host = control.own_address(*(str(node) for node, _ in rows if node != settings.node))
-    second = json.dumps([host, plane.listen(host)]).encode()
-    places = [json.loads(row) for row in world.exchange(second, deadline)]
-    members = [Member(rank, str(rows[rank][0]), str(host), int(port)) for rank, (host, port) in enumerate(places)]
-    plane.connect(members, deadline)
-    return plane, members
 
 
 def _versions(world: comm.World) -> dict[str, str]:

@@ -34,6 +34,7 @@ class FakeWorld:
 
     name = "fake"
     can_broadcast = True
+    held = False
 
     def __init__(self, rank: int, size: int, table: dict[tuple[int, int], bytes]) -> None:
         self.rank, self.size = rank, size
@@ -213,6 +214,25 @@ def test_a_step_with_mpi_gets_mpi(tmp_path: Path) -> None:
         pytest.skip("mpiexec is not Open MPI's")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("opened") == 2
+
+
+OWN_MPI = """
+import sys
+from mpi4py import MPI
+from jitmpi.comm import MpiWorld
+world = MpiWorld()
+world.close()
+assert world.held and not MPI.Is_finalized()
+MPI.COMM_WORLD.Barrier()
+print("still there", flush=True)
+"""
+
+
+def test_mpi_that_the_script_opened_stays_its_own() -> None:
+    """Closing the world ends MPI only where the world began it."""
+    done = mpiexec(2, "-c", OWN_MPI)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("still there") == 2
 
 
 def test_singletons_are_an_error_that_names_the_fix(tmp_path: Path) -> None:

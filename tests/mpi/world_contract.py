@@ -104,6 +104,9 @@ def main(name: str) -> None:
         os._exit(0)
     world.close()
     world.close()
+    from mpi4py import MPI
+
+    assert MPI.Is_finalized()  # before training begins: a rank that dies with MPI open takes others along
 
 
 if __name__ == "__main__":

@@ -111,15 +111,18 @@ def submit(
     sbatch: tuple[str, ...] = (),
     trainee: tuple[str, ...] = (),
     srun: tuple[str, ...] = (),
+    shape: str = "",
 ) -> Training:
-    """Submit the trainee on `ranks` nodes of an allocation of `nodes`."""
+    """Submit the trainee on `ranks` nodes of an allocation of `nodes`; `shape` places several ranks on a node."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     directory = out / "checkpoints"
     chosen = ",".join(filter(None, [f"dir={directory}", QUICK, options]))
     injections = [f"--inject={text}" for text in inject]
     program = " ".join(["python", str(HERE / "trainee.py"), f"--out={out}", *injections, *trainee])
-    script = f"#!/bin/bash\nexec jit-srun {' '.join(srun)} --nodes={ranks} --ntasks-per-node=1 {program}\n"
+    script = (
+        f"#!/bin/bash\nexec jit-srun {' '.join(srun)} {shape or f'--nodes={ranks} --ntasks-per-node=1'} {program}\n"
+    )
     output = out / "slurm.out"
     job = cluster.sbatch(
         f"--jit-ckpt={chosen}", f"--nodes={nodes}", f"--output={output}", "--job-name=fault", *sbatch, script=script

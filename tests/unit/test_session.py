@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from jitmpi import session
 from jitmpi.config import Settings
 from jitmpi.errors import AttachError
+from jitmpi.events import Member
 from jitmpi.torch_state import TrainingState
 from slurm_plugin.contract import Options
 
@@ -43,3 +45,33 @@ def test_a_second_attach_is_refused() -> None:
             begin()
     finally:
         session._begun.clear()
+
+
+class World:
+    """A world that is only closed."""
+
+    def __init__(self, held: bool) -> None:
+        self.held, self.closed = held, 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("held", "mpi", "nodes", "warned"),
+    [
+        (True, "pmix", "n1 n1", True),
+        (True, "pmix", "n1 n2", False),
+        (True, "pmi2", "n1 n1", False),
+        (False, "pmix", "n1 n1", False),
+    ],
+)
+def test_mpi_that_stays_open_where_that_costs_the_job_is_said(
+    held: bool, mpi: str, nodes: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MPI ends before training; where the script holds it, Slurm's pmix and ranks that share a node are a danger."""
+    world = World(held)
+    members = [Member(rank, node, "10.0.0.1", 1) for rank, node in enumerate(nodes.split())]
+    session._close(world, replace(SETTINGS, mpi_type=mpi), members)  # type: ignore[arg-type]
+    assert world.closed == 1
+    assert ("Slurm's pmix ends all others" in capsys.readouterr().err) is warned

