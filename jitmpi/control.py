@@ -43,8 +43,8 @@ __all__ = [
 ]
 CONNECT_S: Final = 0.05  # between two looks at who should be called, or given up, while links are built
 KEPT: Final = 8  # contexts kept of each peer: its last minibatches, exact and forecast, with room for a lag
+GATHERED: Final = 64  # reads of 64 KB at most when contexts are asked for: more than any window holds
 FLUSH_S: Final = 0.002  # between two looks at what the peers' kernels have acknowledged
-QUIET_S: Final = 0.002  # after contexts came: they are gathered, so that a fast loop costs one wake-up each 2 ms
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,8 @@ class ControlPlane:
         self._links: dict[int, wire.Link] = {}  # by rank
         self._by_fd: dict[int, wire.Link] = {}
         self._contexts: dict[int, tuple[wire.Opener, deque[wire.Frame]]] = {}
+        self._buddies: tuple[int, ...] = ()  # who gets this rank's contexts, and dozes for that
+        self._wards: tuple[int, ...] = ()
         self._goodbyes: set[int] = set()
         self._backlogged: set[wire.Link] = set()  # links whose peer has no room for what waits
         self._pending: list[Event] = []
@@ -134,6 +136,7 @@ class ControlPlane:
             BootstrapError: some are not there at the deadline, or ended before it; says who and why.
         """
         pairs = edges(members)
+        self._buddies, self._wards = buddies(members, self.rank), wards(members, self.rank)
         greeter = self._greeter
         greeter.expect({m.rank: m for m in members if (m.rank, self.rank) in pairs or (self.rank, m.rank) in pairs})
         while greeter.missing:
@@ -151,6 +154,9 @@ class ControlPlane:
         assert handshake.peer is not None
         assert handshake.keys is not None
         link = wire.Link(sock, handshake.peer, handshake.keys, self._on_backlog)
+        link.nudge = link.peer in self._buddies
+        if link.peer in self._wards:
+            link.doze()
         self._links[link.peer] = self._by_fd[link.fd] = link
         self._contexts[link.peer] = (link.opener, deque(maxlen=KEPT))
         try:
@@ -205,12 +211,14 @@ class ControlPlane:
         return link.offer(kind, payload, self._offered[1])
 
     def contexts(self, rank: int) -> list[bytes]:
-        """Return the last contexts that a rank sent, oldest first; also after it is gone.
+        """Return the last contexts that a rank sent, oldest first; also after it is gone. For the agent's thread.
 
         They are verified here and not when they come: most are never asked for, and the hash costs the training thread.
         """
         if rank not in self._contexts:
             return []
+        if rank in self._links:
+            self._drain(self._links[rank])
         opener, frames = self._contexts[rank]
         good = [frame.payload for frame in frames if opener.verify(frame)]
         self._refused += len(frames) - len(good)
@@ -226,8 +234,6 @@ class ControlPlane:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            if not events:
-                time.sleep(min(QUIET_S, left))
         return events
 
     def flush(self, deadline: float) -> bool:
@@ -271,6 +277,13 @@ class ControlPlane:
             self._refused += 1
             return self._lose(link)
         return events + self._lose(link) if link.ended else events
+
+    def _drain(self, link: wire.Link) -> None:
+        """Read what the kernel has gathered; bounded, for the peer may go on sending."""
+        for _ in range(GATHERED):
+            if link.peer not in self._links or not link.readable():
+                break
+            self._pending += self._serve(link)
 
     def _receive(self, link: wire.Link, frames: list[wire.Frame]) -> list[Event]:
         events: list[Event] = []

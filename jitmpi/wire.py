@@ -4,7 +4,10 @@ Rule 1: every frame carries a MAC over its direction, place in the sequence, kin
         ends the link.
 Rule 2: no call here blocks. What the kernel does not take is queued, or refused when the caller can do without.
 Rule 3: memory is bounded by `MAX_FRAME` in and `MAX_BACKLOG` out.
-Rule 4: the kernel gets no more than fits into the peer's window. Bytes that wait in the kernel for a peer that does not
+Rule 4: frames that can wait until somebody asks for them wake nobody: the receiving side has the kernel gather them
+        (`doze`), the sending side lets a pad follow every frame that cannot wait (`nudge`), and the pad makes the
+        measure full.
+Rule 5: the kernel gets no more than fits into the peer's window. Bytes that wait in the kernel for a peer that does not
         read make TCP_USER_TIMEOUT end the connection after two seconds: a stuck rank would look like a dead node.
 """
 
@@ -30,6 +33,8 @@ from jitmpi.errors import WireError
 MAX_FRAME = 64 << 20  # bytes of payload; a report with all its contexts is far below
 MAX_BACKLOG = 4 * MAX_FRAME  # bytes queued for a peer that does not read; past it the link is given up
 CHUNK = 64 << 10  # bytes asked of the kernel at a time; below malloc's threshold for mmap
+DOZE = 32 << 10  # bytes that the kernel gathers before it wakes a dozing reader; half of the usual window
+PAD = 0  # the kind of a frame that only wakes
 
 HEADER = struct.Struct("!IQB")  # payload length, sequence number, kind
 MAC_BYTES = 16
@@ -37,7 +42,7 @@ HEAD_BYTES = HEADER.size + MAC_BYTES
 
 UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 USER_TIMEOUT_MS = 2000
-# Where rule 4 does not hold (Linux before 5.4) a stuck peer ends in ETIMEDOUT too; its last acknowledgement is then
+# Where rule 5 does not hold (Linux before 5.4) a stuck peer ends in ETIMEDOUT too; its last acknowledgement is then
 # younger than the timeout, that of a dead node never is.
 ALIVE_MS = USER_TIMEOUT_MS - 100
 TCP_INFO_ACK = 8 + 4 * 12  # offset of tcpi_last_ack_recv in Linux's struct tcp_info
@@ -83,6 +88,12 @@ class Sealer:
         self._sequence += 1
         return header + blake2b(header + hashed, key=self._key, digest_size=MAC_BYTES).digest() + payload
 
+    def pad(self) -> bytes:
+        """Return a frame that only fills the measure of a dozing reader; not signed, for nobody looks at it."""
+        header = HEADER.pack(DOZE, self._sequence, PAD)
+        self._sequence += 1
+        return header + bytes(MAC_BYTES + DOZE)
+
 
 class Opener:
     """Cut the bytes of one direction of one connection into frames."""
@@ -93,7 +104,7 @@ class Opener:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that are now whole, in order; their MACs are not checked yet.
+        """Return the frames that are now whole, in order, without pads; their MACs are not checked yet.
 
         Raises:
             WireError: a frame is too long or not the next one.
@@ -112,7 +123,8 @@ class Opener:
             if end - body < length:
                 break
             header, mac = data[start : start + HEADER.size], data[start + HEADER.size : body]
-            frames.append(Frame(kind, header, mac, data[body : body + length]))
+            if kind != PAD:
+                frames.append(Frame(kind, header, mac, data[body : body + length]))
             self._sequence += 1
             start = body + length
         if start < end:
@@ -149,6 +161,7 @@ class Link:
         self.peer = peer
         self.fd = sock.fileno()
         self.opener = Opener(keys[1])
+        self.nudge = False  # the peer dozes: what is sent and not just offered must wake it
         self.ended = False  # nothing more comes from the peer
         self.unreachable = False  # the peer's node does not answer, not just its process
         self._sealer = Sealer(keys[0])
@@ -161,6 +174,10 @@ class Link:
         self._queued = 0
         self._credit = 0  # bytes for which the peer surely has room
 
+    def doze(self) -> None:
+        """Let nothing short of `DOZE` bytes, or the end of the connection, make this link readable."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, DOZE)
+
     def send(self, kind: int, payload: bytes) -> bool:
         """Send a frame now or, as far as the kernel does not take it, later; False when the link is broken.
 
@@ -170,7 +187,8 @@ class Link:
         if len(payload) > MAX_FRAME:
             raise WireError(f"a frame of {len(payload)} bytes is over the limit of {MAX_FRAME}; not sent")
         with self._lock:
-            return self._send(kind, payload, digest(payload))
+            frame = self._sealer.seal(kind, payload, digest(payload))
+            return self._send(frame + self._sealer.pad() if self.nudge else frame)
 
     def offer(self, kind: int, payload: bytes, hashed: bytes) -> bool:
         """Send a frame if the peer reads; False, and nothing sent, when earlier bytes wait or its window is full.
@@ -180,14 +198,13 @@ class Link:
         if self._queue or len(payload) > MAX_FRAME or not self._lock.acquire(blocking=False):
             return False
         try:
-            return not self._queue and self._has_room(1) and self._send(kind, payload, hashed)
+            return not self._queue and self._has_room(1) and self._send(self._sealer.seal(kind, payload, hashed))
         finally:
             self._lock.release()
 
-    def _send(self, kind: int, payload: bytes, hashed: bytes) -> bool:
+    def _send(self, frame: bytes) -> bool:
         if self._broken:
             return False
-        frame = self._sealer.seal(kind, payload, hashed)
         sent = 0 if self._queue else self._give(frame)
         if sent < len(frame) and not self._broken:
             self._queue.append(memoryview(frame)[sent:])
@@ -228,6 +245,10 @@ class Link:
             self.ended = True
             return []
         return self.opener.feed(data)
+
+    def readable(self) -> int:
+        """Count the bytes that wait in the kernel."""
+        return int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def unsent(self) -> int:
         """Count the bytes that the peer's kernel has not acknowledged; 0 when the link is broken."""

@@ -128,9 +128,23 @@ def test_forecasts_of_many_micro_batches_take_one_place(ranks: World) -> None:
     assert b.contexts(0) == [exact, forecasts[-1]]
 
 
+def test_contexts_wake_nobody_and_words_do(ranks: World) -> None:
+    """A buddy sleeps while it is handed contexts, has them when it is asked, and hears at once what cannot wait."""
+    a, b, c, d = ranks.connected(4)
+    assert a.offer(1, messages.CONTEXT, b"quiet")
+    assert b._turn(0.3) == []
+    assert b.contexts(0) == [b"quiet"]
+    assert a.offer(1, messages.CONTEXT, b"quieter")
+    a.broadcast(messages.FAULT, b"loud")
+    for peer in (b, c, d):
+        assert until(peer, bool) == [Received(0, messages.FAULT, b"loud")]
+    assert b.contexts(0) == [b"quiet", b"quieter"]
+
+
 def test_goodbye_is_told_from_a_death(ranks: World) -> None:
-    """A rank that says goodbye before it leaves is not taken for a dead one."""
+    """A rank that says goodbye before it leaves is not taken for a dead one, also if it never read what it was told."""
     a, b = ranks.connected(2)
+    assert b.offer(0, messages.CONTEXT, b"unread: its end resets the connection")
     a.broadcast(messages.GOODBYE, b"")
     assert a.flush(time.monotonic() + WAIT)
     a.close()
@@ -300,8 +314,8 @@ def test_a_replayed_frame_ends_the_link(ranks: World, kind: messages.Kind) -> No
         thread.join(WAIT)
         b.send(0, kind, b"once")
         until(a, lambda events: bool(events) or a.contexts(1) != [])
-        frame = tap.recorded[-(wire.HEAD_BYTES + 4) :]
-        tap.called.sendall(frame)
+        frame = tap.recorded[tap.recorded.find(wire.HEADER.pack(4, 0, kind)) :][: wire.HEAD_BYTES + 4]
+        tap.called.sendall(frame + bytes(wire.DOZE))
         assert until(a, bool) == [Gone(1, unreachable=False, said_goodbye=False)]
     finally:
         tap.close()
@@ -383,6 +397,7 @@ Peer = Callable[[str], tuple[ControlPlane, "subprocess.Popen[str]"]]
 def test_a_killed_process_is_known_at_once(peer: Peer) -> None:
     """SIGKILL of a peer gives `Gone`, closed and not unreachable, long before any timer of the kernel's."""
     plane, process = peer("plain")
+    assert plane.offer(1, messages.CONTEXT, b"unread")
     process.kill()
     killed = time.monotonic()
     assert until(plane, bool) == [Gone(1, unreachable=False, said_goodbye=False)]

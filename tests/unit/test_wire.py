@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -54,11 +55,11 @@ def seal(sealer: wire.Sealer, kind: int, payload: bytes) -> bytes:
     return sealer.seal(kind, payload, wire.digest(payload))
 
 
-@given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=50)), max_size=6), st.data())
+@given(st.lists(st.tuples(st.integers(1, 255), st.binary(max_size=50)), max_size=6), st.data())
 def test_frames_survive_any_cut_of_the_stream(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """However the network cuts the bytes, the same frames come out and verify."""
+    """However the network cuts the bytes, the same frames come out and verify; pads leave no trace."""
     sealer, opener = wire.Sealer(UP), wire.Opener(UP)
-    stream = b"".join(seal(sealer, kind, payload) for kind, payload in sent)
+    stream = b"".join(seal(sealer, kind, payload) + (b"" if kind % 8 else sealer.pad()) for kind, payload in sent)
     got: list[wire.Frame] = []
     while stream:
         cut = data.draw(st.integers(1, len(stream)))
@@ -108,6 +109,24 @@ def test_what_the_kernel_does_not_take_is_queued(pair: Pair) -> None:
     assert [frame.payload for frame in frames] == [payload, b"after"]
     assert all(pair.b.opener.verify(frame) for frame in frames)
     assert pair.waiting[-1] is False
+
+
+def test_a_dozing_reader_wakes_for_words(pair: Pair) -> None:
+    """Offers alone do not make it readable; a word does, whole, however large it and what lies before it is."""
+    pair.b.doze()
+    pair.a.nudge = True
+    small = b"context"
+    assert pair.a.offer(1, small, wire.digest(small))
+    assert select.select([pair.raw], [], [], 0.2)[0] == []
+    for size in (5, wire.DOZE, 3 * wire.CHUNK):
+        assert pair.a.send(2, bytes(size))
+        got: list[wire.Frame] = []
+        while not any(frame.kind == 2 for frame in got):
+            pair.a.write()
+            assert select.select([pair.raw], [], [], 10)[0]
+            got += pair.b.read()
+        assert len(got[-1].payload) == size
+        assert pair.a.offer(1, small, wire.digest(small))
 
 
 def test_an_offer_is_dropped_while_bytes_wait(pair: Pair) -> None:
