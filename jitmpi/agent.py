@@ -20,6 +20,7 @@ from jitmpi.events import Context, Fault, Member, Report
 from jitmpi.messages import Kind
 from jitmpi.round import Round
 from jitmpi.settle import Gate
+from jitmpi.sheet import Sheet
 from jitmpi.vault import Vault
 from jitmpi.wards import Wards
 from jitmpi.watch import Watch
@@ -77,13 +78,9 @@ class Agent:
         for buddy in self._buddies:
             self._plane.send(buddy, Kind.START, messages.encode_context(start))
 
-    def hand_over(self, context: Context) -> bool:
+    def hand_over(self, sheet: Sheet) -> bool:
         """Training thread: give the buddies this rank's replay context, never waiting; True when all have it."""
-        if not self._buddies:
-            return True
-        payload = messages.encode_context(context)
-        taken = [self._plane.offer(buddy, Kind.CONTEXT, payload) for buddy in self._buddies]
-        return all(taken)
+        return not self._buddies or self._plane.offer(self._buddies, Kind.CONTEXT, *sheet.parts)
 
     def began(self, minibatch: int) -> None:
         """Training thread: every rank has S(minibatch); until the first update there is nothing new to save."""
@@ -231,7 +228,7 @@ class Agent:
         if rest is None or not (self._vault.still() or self._patience_is_over(now)):
             return
         self._reported = True
-        before = (self.gate.previous,) if self.gate.previous is not None else ()
+        before = (self.gate.previous.context(),) if self.gate.previous is not None else ()
         own, readable = self._vault.contexts(rest)
         contexts = own + before + self._wards.contexts(rest.minibatch)
         note, error, phase = self._vault.note(rest), self.gate.error, rest.place.phase

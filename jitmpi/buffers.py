@@ -59,6 +59,7 @@ class BufferShadow:
     def __init__(self, model: nn.Module, *, limit: int = LIMIT) -> None:
         self._limit = limit
         self._groups = list(_groups(model))
+        self.watches = bool(self._groups)  # whether there is anything to copy
         self._known = {entry.piece: entry for group in self._groups for entry in group.entries}
         self._handed: list[_Entry] = []  # what `pieces` gives
         self._nbytes = 0

@@ -118,7 +118,6 @@ class ControlPlane:
         self._goodbyes: set[int] = set()
         self._backlogged: set[wire.Link] = set()  # links whose peer has no room for what waits
         self._pending: list[Event] = []
-        self._offered = (b"", wire.digest(b""))
         self._waker, self._wakeup = socket.socketpair()
         self._waker.setblocking(False)
         self._wakeup.setblocking(False)
@@ -198,17 +197,16 @@ class ControlPlane:
         for link in list(self._links.values()):
             link.send(kind, payload)
 
-    def offer(self, rank: int, kind: Kind, payload: bytes) -> bool:
-        """Send to a rank if it takes it at once, never waiting; False when not. For the training thread.
+    def offer(self, ranks: Sequence[int], kind: Kind, *parts: wire.Buffer) -> bool:
+        """Send a payload in parts to some ranks, as far as they take it at once; False unless all did.
 
-        The same payload object for several ranks is hashed once.
+        For the training thread: it never waits, and the payload is hashed once.
         """
-        link = self._links.get(rank)
-        if link is None:
-            return False
-        if self._offered[0] is not payload:
-            self._offered = (payload, wire.digest(payload))
-        return link.offer(kind, payload, self._offered[1])
+        hashed, all_took = wire.digest(*parts), True
+        for rank in ranks:
+            link = self._links.get(rank)
+            all_took &= link is not None and link.offer(kind, parts, hashed)
+        return all_took
 
     def contexts(self, rank: int) -> list[bytes]:
         """Return the last contexts that a rank sent, oldest first; also after it is gone. For the agent's thread.

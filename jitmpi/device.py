@@ -195,7 +195,7 @@ class StreamClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self.cuda = device.type == "cuda"  # else there is nothing to wait for, and no need to call
         self._device = device
         self._closed: Any = None
 
@@ -205,13 +205,13 @@ class StreamClock:
         With a hung collective this never returns, and the tensors stay as they are. It costs the launch of the update's
         first kernels, which no longer overlaps the end of the backward pass.
         """
-        if self._cuda:
+        if self.cuda:
             self._record().synchronize()
             self._closed = None
 
     def closed(self) -> None:
         """Training thread: the update is queued."""
-        if self._cuda:
+        if self.cuda:
             self._closed = self._record()
 
     def done(self) -> bool:

@@ -60,6 +60,7 @@ class Feed(Iterator[Any]):
     Attributes:
         index: batches handed out in this pass, those skipped included.
         start: random states, and those of the generators of loader and samplers, just before the iterator was made.
+        own: the generators that the data set owns and draws from in this process.
         note: what cannot be repeated exactly, or must be read again, in one line; "" for nothing.
     """
 
@@ -76,7 +77,8 @@ class Feed(Iterator[Any]):
         self.index = skip
         self.start = start
         self.note = note
-        self._loader, self._batches, self._own = loader, batches, own
+        self.own = own
+        self._loader, self._batches = loader, batches
 
     def __len__(self) -> int:
         """Return the number of batches of a whole pass.
@@ -92,12 +94,12 @@ class Feed(Iterator[Any]):
         return batch
 
     def pieces(self) -> dict[str, bytes]:
-        """Copy the states, at this boundary, of the generators that the dataset owns and draws from in this process."""
-        return {f"dataset/{name}": random_state.generator_state(g) for name, g in self._own.items()}
+        """Copy the states, at this boundary, of the generators in `own`."""
+        return {f"dataset/{name}": random_state.generator_state(g) for name, g in self.own.items()}
 
     def restore(self, pieces: Mapping[str, bytes]) -> None:
         """Put back what `pieces` gave; call it after opening."""
-        for name, generator in self._own.items():
+        for name, generator in self.own.items():
             if f"dataset/{name}" in pieces:
                 random_state.set_generator_state(generator, pieces[f"dataset/{name}"])
 

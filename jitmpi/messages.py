@@ -1,7 +1,8 @@
 """Turn the values that ranks tell each other into the payloads of frames, and back.
 
 Rule 1: what comes in is only read: JSON and raw bytes, no pickle; whatever is malformed ends in WireError.
-Rule 2: `encode_context` runs in the training thread once or twice a minibatch, so it makes no JSON of its own.
+Rule 2: what is handed over with every minibatch is encoded once and then patched (`sheet`); nothing here is on the hot
+path but `encode_pieces`, for scripts that have a state of their own.
 
 A payload is a length (4 bytes), that much JSON, and raw pieces whose lengths the JSON or the head tells.
 """
@@ -40,20 +41,24 @@ class Kind(IntEnum):
 
 CONTEXT, FAULT, REPORT, PLAN, WRITTEN, FAILED, COMMITTED, ABORT, GOODBYE, START, DESCRIBED, ASK, BUSY = Kind
 KINDS: Final = {kind.name.lower(): kind for kind in Kind}  # "fault" -> FAULT
-CONTEXT_HEAD: Final = struct.Struct("!IqBII")  # rank, minibatch, exact, pieces, bytes of their names
-FORECAST: Final = struct.Struct("!IqB")  # of that: which minibatch of which rank, exact or not
+HEAD: Final = struct.Struct("=qqq")  # the head of a context: rank, minibatch, exact; pieces follow
+FORECAST: Final = bytes(8)  # the last of these
+PIECES: Final = struct.Struct("!II")  # how many pieces, bytes of their names; names, lengths and values follow
 LENGTH: Final = struct.Struct("!I")
 REPORT_FIELDS: Final = ("rank", "minibatch", "intact", "shard", "lost", "error", "phase", "note")
 T = TypeVar("T")
 
 
 def encode_context(context: Context) -> bytes:
-    """Encode a replay context; about 3 us for six pieces of 8 KB in all."""
-    pieces = context.pieces
+    """Encode a replay context."""
+    return HEAD.pack(context.rank, context.minibatch, context.exact) + encode_pieces(context.pieces)
+
+
+def encode_pieces(pieces: Mapping[str, bytes]) -> bytes:
+    """Encode names and values; about 3 us for six pieces of 8 KB in all."""
     names, lengths = _layout(tuple(pieces))
-    head = CONTEXT_HEAD.pack(context.rank, context.minibatch, context.exact, len(pieces), len(names))
     values = pieces.values()
-    return b"".join((head, names, lengths.pack(*map(len, values)), *values))
+    return b"".join((PIECES.pack(len(pieces), len(names)), names, lengths.pack(*map(len, values)), *values))
 
 
 def replaces(payload: bytes, older: bytes) -> bool:
@@ -61,7 +66,7 @@ def replaces(payload: bytes, older: bytes) -> bool:
 
     Reads the heads only: it runs for every context that comes in.
     """
-    return payload[: FORECAST.size] == older[: FORECAST.size] and payload[FORECAST.size - 1 : FORECAST.size] == b"\0"
+    return payload[: HEAD.size] == older[: HEAD.size] and payload[HEAD.size - 8 : HEAD.size] == FORECAST
 
 
 @lru_cache(maxsize=16)
@@ -69,7 +74,7 @@ def _layout(names: tuple[str, ...]) -> tuple[bytes, struct.Struct]:
     return json.dumps(names).encode(), struct.Struct(f"!{len(names)}I")
 
 
-def _strict(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+def strict(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """Let everything that malformed input can raise become a WireError."""
 
     @wraps(decode)
@@ -83,24 +88,36 @@ def _strict(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     return checked
 
 
-@_strict
+@strict
 def decode_context(payload: bytes) -> Context:
     """Read back what `encode_context` gave.
 
     Raises:
         WireError: it is malformed.
     """
-    rank, minibatch, exact, count, size = CONTEXT_HEAD.unpack_from(payload)
-    start = CONTEXT_HEAD.size
+    rank, minibatch, exact = HEAD.unpack_from(payload)
+    if exact not in (0, 1):
+        raise ValueError("its head contradicts itself")
+    return Context(rank, minibatch, bool(exact), decode_pieces(payload, HEAD.size))
+
+
+def decode_pieces(payload: bytes, start: int = 0) -> dict[str, bytes]:
+    """Read back what `encode_pieces` gave, to the end of the payload.
+
+    Raises:
+        ValueError, TypeError, struct.error, RecursionError: it is malformed.
+    """
+    count, size = PIECES.unpack_from(payload, start)
+    start += PIECES.size
     names = _json(payload[start : start + size])
     start += size
     if count * 4 > len(payload) - start:
         raise ValueError("it is cut short")
     lengths = struct.unpack_from(f"!{count}I", payload, start)
     pieces = dict(zip(_strings(names), _split(payload, start + 4 * count, lengths), strict=True))
-    if len(pieces) != count or exact > 1:
-        raise ValueError("its head contradicts itself")
-    return Context(rank, minibatch, bool(exact), pieces)
+    if len(pieces) != count:
+        raise ValueError("two of its pieces have one name")
+    return pieces
 
 
 def encode_fault(fault: Fault) -> bytes:
@@ -108,7 +125,7 @@ def encode_fault(fault: Fault) -> bytes:
     return _pack(asdict(fault))
 
 
-@_strict
+@strict
 def decode_fault(payload: bytes) -> Fault:
     """Read back what `encode_fault` gave.
 
@@ -133,7 +150,7 @@ def encode_report(report: Report) -> bytes:
     return _pack({**raw, "contexts": [len(context) for context in contexts]}, *contexts)
 
 
-@_strict
+@strict
 def decode_report(payload: bytes) -> Report:
     """Read back what `encode_report` gave.
 
@@ -162,7 +179,7 @@ def encode_plan(plan: SavePlan) -> bytes:
     return _pack({**asdict(plan), "savers": sorted(plan.savers.items())})
 
 
-@_strict
+@strict
 def decode_plan(payload: bytes) -> SavePlan:
     """Read back what `encode_plan` gave.
 
@@ -184,7 +201,7 @@ def encode_written(written: Written) -> bytes:
     return _pack(asdict(written))
 
 
-@_strict
+@strict
 def decode_written(payload: bytes) -> Written:
     """Read back what `encode_written` gave.
 
@@ -208,7 +225,7 @@ def encode_described(described: Described) -> bytes:
     return _pack(header, described.scalars)
 
 
-@_strict
+@strict
 def decode_described(payload: bytes) -> Described:
     """Read back what `encode_described` gave.
 
@@ -227,7 +244,7 @@ def encode_dict(values: Mapping[str, Any]) -> bytes:
     return _pack(dict(values))
 
 
-@_strict
+@strict
 def decode_dict(payload: bytes) -> dict[str, Any]:
     """Read back what `encode_dict` gave; the receiver checks each value it uses.
 

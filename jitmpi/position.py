@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import asdict, dataclass
+from typing import Final
+
+PACKED: Final = struct.Struct("=qqqq")  # a position as it travels: epoch, feed, index, done
+Where = tuple[int, int, int, bool]  # a position on the hot path, where to make an object of a class is too dear
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,6 @@ class Position:
             ValueError, TypeError: not a position.
         """
         position = cls(**json.loads(text))
-        if not all(isinstance(v, int) for v in asdict(position).values()):
+        if not all(isinstance(value, int) for value in asdict(position).values()):
             raise TypeError(f"not a position: {text[:80]!r}")
         return position

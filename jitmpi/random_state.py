@@ -1,15 +1,13 @@
 """Turn the random states of this process into named bytes and back.
 
 Rule 1: reading disturbs nothing: no draw, no CUDA start, no import of NumPy.
-Rule 2: it is on the hot path. The generators of Python and NumPy keep their state in plain memory; it is copied from
-there (about 1 us) where a check finds it for certain, else asked for through the public call (10 and 40 us).
+Rule 2: the generators keep their states in plain memory; they are copied from there where a check finds it for certain,
+else asked for through the public call. The hot path (`Taps`) asks for nothing that is found in memory.
 """
 
 from __future__ import annotations
 
 import array
-import ctypes
-import functools
 import random
 import struct
 import sys
@@ -18,22 +16,76 @@ from typing import Any
 
 import torch
 
-from jitmpi import codec
+from jitmpi import codec, memory
 from jitmpi.errors import MismatchError
 
-_WORDS = 624  # of the Mersenne twister, in all three libraries
-_GAUSS = struct.Struct("<?d")
+GAUSS = struct.Struct("<?d")  # behind Python's words: whether it holds a normal number back, and which
+MTRAND = "numpy.random.mtrand"  # is there once NumPy's generators are in use
+CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+PYTHON, NUMPY = "random/python", "random/numpy"
+ENGINE = "memory/torch"  # the torch generator's memory; `settled` makes "random/torch" of it
 
 
 def capture() -> dict[str, bytes]:
     """Copy the states of Python, NumPy (once loaded), torch and every CUDA device (once started)."""
-    pieces = {"random/python": _python_state(), "random/torch": _torch_state(torch.default_generator)}
-    numpy = sys.modules.get("numpy.random.mtrand")
-    if numpy is not None:
-        pieces["random/numpy"] = _numpy_state(numpy._rand)
+    pieces = {"random/python": _python_state(), "random/torch": memory.asked(torch.default_generator)}
+    if MTRAND in sys.modules:
+        pieces[NUMPY] = _numpy_state(sys.modules[MTRAND]._rand)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for index, generator in enumerate(torch.cuda.default_generators):
-            pieces[f"random/cuda{index}"] = _torch_state(generator)
+        pieces.update(_cuda_states())
+    return pieces
+
+
+class Taps:
+    """The generators as `capture` would find them now, for captures that must not allocate.
+
+    Attributes:
+        memory: piece -> the parts that it is made of: constants, and memory to be copied; `GAUSS` room ends Python's.
+        python: Python's generator where its words are in `memory`, for `gauss_next`; else None.
+        asks: whether there can be states that are not in `memory`, see `others`.
+    """
+
+    def __init__(self) -> None:
+        self.memory: dict[str, tuple[bytes | memoryview, ...]] = {}
+        self.python: Any = None
+        if _PYTHON is not None:
+            self.memory[PYTHON] = (_PYTHON, bytes(GAUSS.size))
+            self.python = _PYTHON_SOURCE
+        engine = memory.torch_engine(torch.default_generator)
+        if engine is not None:
+            self.memory[ENGINE] = (engine,)
+        self._numpy: Any = None
+        self._bits: Any = None
+        if MTRAND in sys.modules:
+            self._numpy = sys.modules[MTRAND]._rand
+            self._bits = self._numpy._bit_generator
+            places = memory.numpy(self._numpy)
+            if places is not None:
+                self.memory[NUMPY] = (b"M", *places)
+        self.asks = CUDA or len(self.memory) < (2 if self._numpy is None else 3)
+
+    def stale(self) -> bool:
+        """Whether the generators have changed places: NumPy was loaded, or another one put under its functions."""
+        return MTRAND in sys.modules if self._numpy is None else self._numpy._bit_generator is not self._bits
+
+    def others(self) -> dict[str, bytes]:
+        """Ask for the states that are not in `memory`."""
+        pieces: dict[str, bytes] = {}
+        if PYTHON not in self.memory:
+            pieces[PYTHON] = _python_state()
+        if ENGINE not in self.memory:
+            pieces["random/torch"] = memory.asked(torch.default_generator)
+        if self._numpy is not None and NUMPY not in self.memory:
+            pieces[NUMPY] = _numpy_state(self._numpy)
+        if CUDA and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            pieces.update(_cuda_states())
+        return pieces
+
+
+def settled(pieces: dict[str, bytes]) -> dict[str, bytes]:
+    """Put what was copied from memory into the form that is kept; the rest is left alone."""
+    if ENGINE in pieces:
+        pieces["random/torch"] = memory.torch_state(pieces.pop(ENGINE))
     return pieces
 
 
@@ -72,7 +124,7 @@ def fork() -> dict[str, bytes]:
     torch.default_generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
-            generator.manual_seed(mix(*_torch_state(generator)))
+            generator.manual_seed(mix(*memory.asked(generator)))
     return pieces
 
 
@@ -115,7 +167,7 @@ def own_generators(owner: object, name: str) -> Iterator[tuple[str, Any]]:
 def generator_state(generator: Any) -> bytes:
     """Copy the state of one generator of `own_generators`."""
     if isinstance(generator, torch.Generator):
-        return _torch_state(generator)
+        return memory.asked(generator)
     if isinstance(generator, random.Random):
         return codec.dumps(generator.getstate())
     bits = getattr(generator, "bit_generator", None)
@@ -147,123 +199,63 @@ def seed_generator(generator: Any, value: int) -> None:
         bits.state = type(bits)(value).state
 
 
+def _cuda_states() -> dict[str, bytes]:
+    return {f"random/cuda{i}": memory.asked(g) for i, g in enumerate(torch.cuda.default_generators)}
+
+
 def _python_state() -> bytes:
     source: Any = random._inst
     gauss = source.gauss_next
-    tail = _GAUSS.pack(gauss is not None, gauss or 0.0)
-    if _PYTHON_OFFSET and source is _PYTHON_SOURCE:
-        return bytes(_PYTHON_WORDS.raw) + tail
+    tail = GAUSS.pack(gauss is not None, gauss or 0.0)
+    if _PYTHON is not None and source is _PYTHON_SOURCE:
+        return bytes(_PYTHON) + tail
     words = source.getstate()[1]
     return array.array("I", (words[-1], *words[:-1])).tobytes() + tail
 
 
 def _set_python(raw: bytes) -> None:
-    cached, gauss = _GAUSS.unpack(raw[4 * (_WORDS + 1) :])
+    cached, gauss = GAUSS.unpack(raw[memory.STATE_BYTES :])
     source: Any = random._inst
-    if _PYTHON_OFFSET and source is _PYTHON_SOURCE:
-        ctypes.memmove(id(source) + _PYTHON_OFFSET, raw, 4 * (_WORDS + 1))
+    if _PYTHON is not None and source is _PYTHON_SOURCE:
+        _PYTHON[:] = raw[: memory.STATE_BYTES]
         source.gauss_next = gauss if cached else None
         return
-    position, *words = array.array("I", raw[: 4 * (_WORDS + 1)])
+    position, *words = array.array("I", raw[: memory.STATE_BYTES])
     random.setstate((3, (*words, position), gauss if cached else None))
 
 
 def _numpy_state(source: Any) -> bytes:
-    global _numpy_seen
-    seen = _numpy_seen
-    if seen is None or seen.source is not source or seen.bits is not source._bit_generator:
-        seen = _numpy_seen = _NumpyMemory(source)
-    if seen.words is not None:
-        return b"M" + bytes(seen.words.raw) + bytes(seen.gauss.raw)
+    places = memory.numpy(source)
+    if places is not None:
+        return b"M" + bytes(places[0]) + bytes(places[1])
     return b"T" + codec.dumps(source.get_state(legacy=False))  # as text
 
 
 def _set_numpy(raw: bytes) -> None:
     import numpy
 
-    bits = numpy.random.mtrand._rand._bit_generator
-    name = type(bits).__name__
+    source = numpy.random.mtrand._rand
+    name = type(source._bit_generator).__name__
     if raw[:1] == b"T":
         state = codec.loads(raw[1:])
         if state["bit_generator"] != name:
             raise MismatchError(f"NumPy's global generator is {name}, the checkpoint has {state['bit_generator']}")
         numpy.random.set_state(state)
         return
-    offset = _numpy_offset()
-    if offset and name == "MT19937":
-        ctypes.memmove(bits.ctypes.state_address, raw[1:], 4 * (_WORDS + 1))
-        ctypes.memmove(id(numpy.random.mtrand._rand) + offset, raw[1 + 4 * (_WORDS + 1) :], 16)
+    places = memory.numpy(source)
+    if places is not None:
+        places[0][:] = raw[1 : 1 + memory.STATE_BYTES]
+        places[1][:] = raw[1 + memory.STATE_BYTES :]
         return
-    words = numpy.frombuffer(raw, numpy.uint32, _WORDS, offset=1)
-    (position,) = struct.unpack_from("<i", raw, 1 + 4 * _WORDS)
-    cached, gauss = struct.unpack_from("<i4xd", raw, 1 + 4 * (_WORDS + 1))
+    words = numpy.frombuffer(raw, numpy.uint32, memory.WORDS, offset=1)
+    (position,) = struct.unpack_from("<i", raw, 1 + 4 * memory.WORDS)
+    cached, gauss = struct.unpack_from("<i4xd", raw, 1 + memory.STATE_BYTES)
     numpy.random.set_state(("MT19937", words, position, cached, gauss))
-
-
-def _torch_state(generator: torch.Generator) -> bytes:
-    state = generator.get_state()
-    return bytes(_bytes_at(state.numel()).from_address(state.data_ptr()).raw)
 
 
 def _as_tensor(raw: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
-def _find_python() -> int:
-    """Return where a Random object keeps (position, words); 0 where this interpreter keeps it elsewhere."""
-    offset = object.__basicsize__
-    for probe in (random.Random(1), random.Random(2)):
-        probe.random()
-        words = probe.getstate()[1]
-        if random.Random.__basicsize__ < offset + 4 * (_WORDS + 1):
-            return 0
-        wanted = array.array("I", (words[-1], *words[:-1])).tobytes()
-        if ctypes.string_at(id(probe) + offset, len(wanted)) != wanted:
-            return 0
-    other = random.Random(3)
-    ctypes.memmove(id(other) + offset, wanted, len(wanted))
-    return offset if other.getstate() == probe.getstate() else 0
-
-
-@functools.cache  # not at import: NumPy may be loaded later
-def _numpy_offset() -> int:
-    """Return where a RandomState keeps (has_gauss: int, gauss: double); 0 where it is not found for certain."""
-    from numpy.random import MT19937, RandomState
-
-    offsets = set(range(16, RandomState.__basicsize__ - 15, 8))
-    for value in (1, 2, 3):
-        probe = RandomState(MT19937(value))
-        for draws in range(2):
-            if draws:
-                probe.standard_normal()
-            state = probe.get_state(legacy=False)
-            wanted = struct.pack("<i", state["has_gauss"]), struct.pack("<d", state["gauss"])
-            for offset in tuple(offsets):
-                found = ctypes.string_at(id(probe) + offset, 16)
-                if (found[:4], found[8:]) != wanted:
-                    offsets.discard(offset)
-    return offsets.pop() if len(offsets) == 1 else 0
-
-
-@functools.cache
-def _bytes_at(count: int) -> Any:
-    """Return a type of `count` bytes at an address; in a cold cache it costs a fifth of ctypes.string_at."""
-    return ctypes.c_char * count
-
-
-class _NumpyMemory:
-    """Where NumPy's global generator keeps its state; `words` is None where that is not known for certain."""
-
-    def __init__(self, source: Any) -> None:
-        self.source, self.bits = source, source._bit_generator
-        self.words: Any = None
-        offset = _numpy_offset()
-        if offset and type(self.bits).__name__ == "MT19937":
-            self.words = _bytes_at(4 * (_WORDS + 1)).from_address(self.bits.ctypes.state_address)
-            self.gauss = _bytes_at(16).from_address(id(source) + offset)
-
-
-_numpy_seen: _NumpyMemory | None = None
-_PYTHON_OFFSET = _find_python()
 _PYTHON_SOURCE: Any = random._inst  # kept, so that its memory stays
-_PYTHON_WORDS = _bytes_at(4 * (_WORDS + 1)).from_address(id(_PYTHON_SOURCE) + _PYTHON_OFFSET)
+_PYTHON = memory.python(_PYTHON_SOURCE)

@@ -2,24 +2,31 @@
 
 Rule 1: no tensor of the model is copied, no file touched, no collective added; the work does not grow with the model.
 Rule 2: capture first, then pass the gate, so that a rank stopped at a boundary has that boundary's context.
+Rule 3: it runs in caches that the computation has emptied, where each function called costs microseconds and a large
+        allocation fifty: few calls, nothing put together that only a fault needs (see `sheet`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jitmpi import codec, leave, random_state
+from jitmpi import codec, leave, messages
 from jitmpi.events import Context
+from jitmpi.random_state import Taps
 from jitmpi.settle import Place
+from jitmpi.sheet import Sheet
 
 if TYPE_CHECKING:
     from jitmpi.agent import Agent
     from jitmpi.buffers import BufferShadow
     from jitmpi.device import StreamClock
-    from jitmpi.position import Position
+    from jitmpi.position import Position, Where
 
+SHEETS = 5  # that are used in turn: two contexts, up to two forecasts and the one that is written
 LARGE = 64 << 10  # bytes of run.state: to write them takes a few milliseconds, twice a minibatch
+NOTHING: Mapping[str, bytes] = {}
 COSTS = "it is written and sent with every minibatch: keep what grows, such as losses, in a file of your own"
 
 
@@ -33,7 +40,9 @@ class Recorder:
         self._minibatch = -1
         self._first = True
         self._warned = False
-        self._foreseen: tuple[int, dict[str, bytes]] | None = None  # the forecast that every buddy has
+        self._foreseen: Sheet | None = None  # the newest forecast, if every buddy has it
+        self._taps = Taps()
+        self._sheets = self._set_aside()
 
     def opened(self, position: Position, start: dict[str, bytes]) -> None:
         """Note a new feed and tell the buddies what it began with, once."""
@@ -42,30 +51,48 @@ class Recorder:
 
     def begin_update(self) -> None:
         """Note that the tensors are about to change; does not return once something has failed."""
-        self._clock.fence()
+        if self._clock.cuda:
+            self._clock.fence()
         self._gate.begin_update()
 
     def end_update(self) -> None:
         """Note that the tensors are those of the next minibatch."""
-        self._clock.closed()
+        if self._clock.cuda:
+            self._clock.closed()
         self._gate.end_update()
         if self._first:
             self._first = False
             self._agent.first_update()
 
     def boundary(
-        self, minibatch: int, position: Position, user: dict[str, object], own: dict[str, bytes], *, idle: bool = False
+        self, minibatch: int, where: Where, user: dict[str, object], own: Mapping[str, bytes], *, idle: bool = False
     ) -> None:
-        """Capture S(minibatch)'s context; returns only while nothing has failed."""
+        """Capture S(minibatch)'s context; returns only while nothing has failed.
+
+        Args:
+            own: states of generators that the data set owns.
+        """
         self._minibatch = minibatch
-        self._shadow.capture()
-        self._clock.closed()
-        context = self._capture(minibatch, True, position, user, own, self._shadow.pieces())
+        shadow, foreseen = self._shadow, self._foreseen
+        if shadow.watches:
+            shadow.capture()
+        if self._clock.cuda:
+            self._clock.closed()
+        if self._taps.stale():
+            self._taps = Taps()
+            self._sheets = self._set_aside()
+        sheet = self._capture(minibatch, where, user, own, shadow.pieces() if shadow.watches else NOTHING)
+        # A forecast that came true need not be told again; a state of the user's own is checked against the exact one.
+        true = foreseen is not None and not user and sheet.foretells(foreseen)
+        self._foreseen = None
+        sheet.exact()
+        if not true:
+            self._agent.hand_over(sheet)
         if idle:
             self._agent.progress.pause()
         else:
             self._agent.progress.passed(time.monotonic())
-        self._gate.at(Place("idle" if idle else "between", minibatch, context))
+        self._gate.at(Place("idle" if idle else "between", minibatch, sheet))
 
     def pause(self) -> None:
         """Note that the loop rests in the middle of a minibatch, and what follows is none."""
@@ -73,37 +100,53 @@ class Recorder:
         self._agent.progress.pause()
         self._gate.at(Place("idle", place.minibatch, place.context))
 
-    def forecast(self, position: Position, user: dict[str, object], own: dict[str, bytes]) -> None:
+    def forecast(self, where: Where, user: dict[str, object], own: Mapping[str, bytes]) -> None:
         """Capture, at the end of a forward pass, what the next minibatch's context will be."""
-        minibatch = self._minibatch + 1
-        self._gate.foresee(self._capture(minibatch, False, position, user, own, self._shadow.live_pieces()))
+        shadow = self._shadow
+        sheet = self._capture(
+            self._minibatch + 1, where, user, own, shadow.live_pieces() if shadow.watches else NOTHING
+        )
+        self._foreseen = sheet if self._agent.hand_over(sheet) else None
+        self._gate.foresee(sheet)
 
     def _capture(
         self,
         minibatch: int,
-        exact: bool,
-        position: Position,
+        where: Where,
         user: dict[str, object],
-        own: dict[str, bytes],
-        buffers: dict[str, bytes],
-    ) -> Context:
-        """Capture a context, hand it over, and return it with all that this rank itself can save.
+        own: Mapping[str, bytes],
+        buffers: Mapping[str, bytes],
+    ) -> Sheet:
+        place = self._gate.place
+        held = (place.context, place.forecast, self._gate.previous, self._foreseen)
+        for sheet in self._sheets:
+            if sheet not in held:
+                break
+        if self._gate.closed:  # the agent may read any of them
+            sheet = Sheet(self._rank, self._taps)
+        sheet.kept = self._start
+        more = b""
+        if self._taps.asks or own or user or buffers:
+            more = self._more(sheet, user, own, buffers)
+        sheet.fill(minibatch, where, more)
+        return sheet
 
-        `own`: states of generators that the data set owns.
-        """
-        pieces = random_state.capture()
-        pieces["position"] = position.encode()
-        pieces["feed"] = position.feed_key
+    def _more(
+        self, sheet: Sheet, user: dict[str, object], own: Mapping[str, bytes], buffers: Mapping[str, bytes]
+    ) -> bytes:
+        """Encode what not every script has."""
+        pieces = self._taps.others()
         pieces.update(own)
         if user:
-            pieces["user"] = codec.dumps(user)
-            if len(pieces["user"]) > LARGE and not self._warned:
+            pieces["user"] = text = codec.dumps(user)
+            if len(text) > LARGE and not self._warned:
                 self._warned = True
-                leave.say(self._agent.settings, f"run.state has {len(pieces['user'])} bytes; {COSTS}")
-        if buffers and self._shadow.travels:
+                leave.say(self._agent.settings, f"run.state has {len(text)} bytes; {COSTS}")
+        if self._shadow.travels:
             pieces.update(buffers)
-        # A forecast that came true need not be told again; a state of the user's own is checked against the exact one.
-        if not exact or user or self._foreseen != (minibatch, pieces):
-            delivered = self._agent.hand_over(Context(self._rank, minibatch, exact, pieces))
-            self._foreseen = (minibatch, pieces) if delivered and not exact else None
-        return Context(self._rank, minibatch, exact, {**pieces, **buffers, **self._start})
+        else:
+            sheet.kept = {**self._start, **buffers}
+        return messages.encode_pieces(pieces) if pieces else b""
+
+    def _set_aside(self) -> list[Sheet]:
+        return [Sheet(self._rank, self._taps) for _ in range(SHEETS)]

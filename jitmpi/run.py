@@ -28,6 +28,7 @@ NESTED = (
     "two loaders are open at once: the inner one's position is not kept, a resume begins it anew; that is right for an "
     "evaluation inside the loop, but batches to train on must come from one loader"
 )
+NOTHING: Mapping[str, bytes] = {}
 DROPS = frozenset(["POP_TOP", "POP_ITER"])  # what `break` and `return` end a loop with; POP_ITER from Python 3.14 on
 
 
@@ -115,8 +116,8 @@ class Run:
         self._used = True
         if self._recorder is not None and self._feed is not None:
             feed, number = self._feed
-            position = Position(self._epoch, number, feed.index)
-            self._recorder.forecast(position, self.state, feed.pieces())
+            where = (self._epoch, number, feed.index, False)
+            self._recorder.forecast(where, self.state, feed.pieces() if feed.own else NOTHING)
 
     def _boundary(
         self, feed: loader.Feed, number: int, *, edge: bool = False, idle: bool = False, done: bool = False
@@ -136,8 +137,9 @@ class Run:
         if edge and self._recorder is not None:
             self._state.keep(self.minibatch)
         if self._recorder is not None:
-            position = Position(self._epoch, number, feed.index, done)
-            self._recorder.boundary(self.minibatch, position, self.state, feed.pieces(), idle=idle)
+            where = (self._epoch, number, feed.index, done)
+            own = feed.pieces() if feed.own else NOTHING
+            self._recorder.boundary(self.minibatch, where, self.state, own, idle=idle)
 
     def _open(self, batches: Iterable[Batch], number: int) -> loader.Feed | None:
         """Open a feed where this run has to go on; None when all of it was used before the restart."""

@@ -8,8 +8,9 @@ Rule 2: the agent closes the gate, then looks at the place; the training thread 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from jitmpi.events import Context
 
@@ -18,9 +19,15 @@ TAIL_WAIT = (
 )
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the training thread is.
+class Noted(Protocol):
+    """A replay context that is put together when somebody asks for it."""
+
+    def context(self) -> Context:
+        """Return it."""
+
+
+class Place(NamedTuple):
+    """Where the training thread is; published as a whole, so that the agent never sees half of a change.
 
     Attributes:
         phase: "starting", "between" (S(m) until the update), "updating", "tail" (after the update of m), "idle" (S(m),
@@ -31,8 +38,8 @@ class Place:
 
     phase: str
     minibatch: int
-    context: Context | None = None
-    forecast: Context | None = None
+    context: Noted | None = None
+    forecast: Noted | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Gate:
         self.place = Place("starting", -1)
         self.closed = False
         self.error = ""  # the text of the exception that ended the training thread
-        self.previous: Context | None = None  # of the minibatch before: a dead rank's forecast is compared with it
+        self.previous: Noted | None = None  # of the minibatch before: a dead rank's forecast is compared with it
         self._updates = 0  # of this minibatch
         self._expected, self._usual = updates, 0  # the latter: most that a minibatch had so far, 0 while unknown
         self._wake = wake
@@ -70,19 +77,19 @@ class Gate:
 
     def at(self, place: Place) -> None:
         """Training thread: a boundary is passed; does not return once the gate is closed."""
-        self._usual = max(self._usual, self._updates)
+        if self._updates > self._usual:
+            self._usual = self._updates
         self._updates = 0
-        if place.minibatch != self.place.minibatch:
-            self.previous = self.place.context
-        elif (
-            self.place.context is not None
-        ):  # S(m) is at the first of its boundaries, before the lines of an epoch's end
-            place = Place(place.phase, place.minibatch, self.place.context)
+        before = self.place
+        if place.minibatch != before.minibatch:
+            self.previous = before.context
+        elif before.context is not None:  # S(m) is at the first of its boundaries, before the lines of an epoch's end
+            place = Place(place.phase, place.minibatch, before.context)
         self.place = place
         if self.closed:
             self.park()
 
-    def foresee(self, forecast: Context) -> None:
+    def foresee(self, forecast: Noted) -> None:
         """Training thread: the forward pass is done."""
         here = self.place
         self.place = Place(here.phase, here.minibatch, here.context, forecast)
@@ -148,9 +155,3 @@ class Gate:
 
     def _tail_wait(self, patience: float) -> float:
         return min(TAIL_WAIT, patience) if self._whole() else patience
-
-
-def contexts_of(rest: Rest, wards: Mapping[int, tuple[Context, ...]]) -> tuple[Context, ...]:
-    """Gather the contexts this rank can give: its own of both minibatches and its wards'."""
-    own = tuple(c for c in (rest.place.context, rest.place.forecast) if c is not None)
-    return own + tuple(c for rank in sorted(wards) for c in wards[rank])

@@ -175,8 +175,10 @@ class TrainingState:
 
     def mark(self) -> None:
         """Note a boundary: how often the schedulers have stepped, and whether gradients are None (about 1 us)."""
-        self._tail.mark()
-        self._had_gradients = self._any_gradient()
+        if self._schedulers:
+            self._tail.mark()
+        trained = self._trained
+        self._had_gradients = bool(trained) and (trained[self._probe].grad is not None or self._any_gradient())
 
     def complete_tail(self) -> str:
         """Step the schedulers as often as every minibatch does, for a thread that was stopped before it could.

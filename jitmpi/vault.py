@@ -63,11 +63,11 @@ class Vault:
     def contexts(self, rest: Rest) -> tuple[tuple[Context, ...], bool]:
         """Return this rank's own contexts, GPU buffers included, and whether its device still answers."""
         here, ahead = rest.place.context, rest.place.forecast
-        known = tuple(context for context in (here, ahead) if context is not None)
+        known = [(noted.context(), noted is ahead) for noted in (here, ahead) if noted is not None]
         try:
-            return tuple(self._whole(context, live=context is ahead) for context in known), True
+            return tuple(self._whole(context, live=live) for context, live in known), True
         except SaveError:
-            return known, False
+            return tuple(context for context, _ in known), False
 
     def tensors(self) -> list[TensorInfo]:
         """List the state's tensors in canonical order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from jitmpi import messages
+from jitmpi import sheet
 from jitmpi.errors import WireError
 from jitmpi.events import Context
 
@@ -55,6 +55,6 @@ def _join(context: Context, begun: list[Context]) -> Context | None:
 
 def _read(payload: bytes) -> Context | None:
     try:
-        return messages.decode_context(payload)
+        return sheet.read(payload)
     except WireError:
         return None

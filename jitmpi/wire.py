@@ -23,7 +23,7 @@ import sys
 import termios
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -50,6 +50,9 @@ TCP_INFO_WINDOW = 228  # offset of tcpi_snd_wnd, since Linux 5.4
 TCP_INFO_BYTES = 232
 
 
+Buffer = bytes | bytearray | memoryview
+
+
 class Frame(NamedTuple):
     """One frame as it came; `mac` is checked by `Opener.verify`."""
 
@@ -70,9 +73,13 @@ def configure(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
-def digest(payload: bytes) -> bytes:
-    """Hash a payload; made once for a payload that goes to several peers."""
-    return blake2b(payload, digest_size=32).digest()
+def digest(*parts: Buffer) -> bytes:
+    """Hash a payload, whole or in parts; made once for a payload that goes to several peers."""
+    state = blake2b(parts[0], digest_size=32)
+    for part in parts[1:]:
+        if part:
+            state.update(part)
+    return state.digest()
 
 
 class Sealer:
@@ -82,11 +89,11 @@ class Sealer:
         self._key = key
         self._sequence = 0
 
-    def seal(self, kind: int, payload: bytes, hashed: bytes) -> bytes:
-        """Return the next frame; `hashed` is `digest(payload)`."""
-        header = HEADER.pack(len(payload), self._sequence, kind)
+    def seal(self, kind: int, size: int, hashed: bytes) -> bytes:
+        """Return what comes before the payload of the next frame, of `size` bytes; `hashed` is its `digest`."""
+        header = HEADER.pack(size, self._sequence, kind)
         self._sequence += 1
-        return header + blake2b(header + hashed, key=self._key, digest_size=MAC_BYTES).digest() + payload
+        return header + blake2b(header + hashed, key=self._key, digest_size=MAC_BYTES).digest()
 
     def pad(self) -> bytes:
         """Return a frame that only fills the measure of a dozing reader; not signed, for nobody looks at it."""
@@ -187,28 +194,32 @@ class Link:
         if len(payload) > MAX_FRAME:
             raise WireError(f"a frame of {len(payload)} bytes is over the limit of {MAX_FRAME}; not sent")
         with self._lock:
-            frame = self._sealer.seal(kind, payload, digest(payload))
-            return self._send(frame + self._sealer.pad() if self.nudge else frame)
+            parts = [self._sealer.seal(kind, len(payload), digest(payload)), payload]
+            return self._send([*parts, self._sealer.pad()] if self.nudge else parts)
 
-    def offer(self, kind: int, payload: bytes, hashed: bytes) -> bool:
+    def offer(self, kind: int, parts: Sequence[Buffer], hashed: bytes) -> bool:
         """Send a frame if the peer reads; False, and nothing sent, when earlier bytes wait or its window is full.
 
-        `hashed` is `digest(payload)`. Made for the training thread: no error, no wait, not even for a lock.
+        `hashed` is the payload's `digest`. Made for the training thread: no error, no wait, not even for a lock.
         """
-        if self._queue or len(payload) > MAX_FRAME or not self._lock.acquire(blocking=False):
+        size = sum(map(len, parts))
+        if self._queue or size > MAX_FRAME or not self._lock.acquire(blocking=False):
             return False
         try:
-            return not self._queue and self._has_room(1) and self._send(self._sealer.seal(kind, payload, hashed))
+            if self._queue or not self._has_room(1):
+                return False
+            return self._send([self._sealer.seal(kind, size, hashed), *parts])
         finally:
             self._lock.release()
 
-    def _send(self, frame: bytes) -> bool:
+    def _send(self, parts: Sequence[Buffer]) -> bool:
         if self._broken:
             return False
-        sent = 0 if self._queue else self._give(frame)
-        if sent < len(frame) and not self._broken:
-            self._queue.append(memoryview(frame)[sent:])
-            self._queued += len(frame) - sent
+        size = sum(map(len, parts))
+        sent = 0 if self._queue else self._give(parts, size)
+        if sent < size and not self._broken:
+            self._queue.append(memoryview(b"".join(parts))[sent:])
+            self._queued += size - sent
             if self._queued > MAX_BACKLOG:
                 self._break(errno.ENOBUFS)
             else:
@@ -219,7 +230,7 @@ class Link:
         """Hand queued bytes to the kernel as far as the peer has room; True when none are left."""
         with self._lock:
             while self._queue and not self._broken:
-                sent = self._give(self._queue[0])
+                sent = self._give([self._queue[0]], len(self._queue[0]))
                 self._queued -= sent
                 if sent < len(self._queue[0]):
                     self._queue[0] = self._queue[0][sent:]
@@ -268,11 +279,13 @@ class Link:
         self._broken = self._closed = True
         abandon(self._sock)
 
-    def _give(self, data: bytes | memoryview) -> int:
+    def _give(self, parts: Sequence[Buffer], size: int) -> int:
         try:
-            if not self._has_room(len(data)):
-                data = memoryview(data)[: max(self._credit, 0)]
-            sent = self._sock.send(data) if data else 0
+            if not self._has_room(size):
+                if self._credit <= 0:
+                    return 0
+                parts = [memoryview(b"".join(parts))[: self._credit]]
+            sent = self._sock.sendmsg(parts)
         except BlockingIOError:
             return 0
         except OSError as error:

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import jitmpi
-from jitmpi import messages
+from jitmpi.control import ControlPlane
 from jitmpi.run import Run
 
 RANK = int(os.environ["SLURM_PROCID"])
@@ -92,14 +92,13 @@ class Agent:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        encode = messages.encode_context
+        offer = ControlPlane.offer
 
-        def sized(context: Any) -> bytes:
-            payload = encode(context)
-            self.sizes.append(len(payload))
-            return payload
+        def sized(plane: ControlPlane, ranks: Any, kind: Any, *parts: Any) -> bool:
+            self.sizes.append(sum(map(len, parts)))
+            return offer(plane, ranks, kind, *parts)
 
-        messages.encode_context = sized
+        setattr(ControlPlane, "offer", sized)  # noqa: B010
 
     def cpu(self) -> float:
         """Return the seconds that the thread has computed so far; 0 without one."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import os, sys, threading, time
+from types import SimpleNamespace
 
 import torch
 
@@ -21,8 +22,8 @@ from jitmpi.torch_state import TrainingState
 from jitmpi.vault import Vault
 from slurm_plugin.contract import Options
 
-def contexts(rank, minibatch):
-    return Context(rank, minibatch, True, {"feed": b"0.0"})
+def noted(rank, minibatch):
+    return SimpleNamespace(context=lambda: Context(rank, minibatch, True, {"feed": b"0.0"}))
 
 folder, what = sys.argv[1:]
 settings = Settings(Options(dir=folder), "7", 0, 2, "n0", 0, "")
@@ -39,7 +40,7 @@ staging = commit.staging(settings.job_directory, 0)
 agent = Agent(settings, members, planes[0], vault, staging=staging, versions={})
 agent.start(set())
 agent.began(0)
-agent.gate.at(Place("between", 4, contexts(0, 4)))
+agent.gate.at(Place("between", 4, noted(0, 4)))
 threading.Timer(60, os._exit, (99,)).start()
 exec(what)
 """
@@ -55,7 +56,7 @@ def run(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
 def test_a_rank_at_its_end_saves_the_final_state_when_another_dies(tmp_path: Path) -> None:
     """Rank 0 waits for the others behind its loop; one that dies before its own end must not cost the whole run."""
     script = """
-agent.gate.at(Place("idle", 4, contexts(0, 4)))
+agent.gate.at(Place("idle", 4, noted(0, 4)))
 threading.Timer(0.5, planes[1].close).start()
 agent.finish(None)
 os._exit(98)

@@ -132,7 +132,7 @@ def test_malformed_headers_are_wire_errors(kind: str, header: bytes) -> None:
 
 def test_a_context_that_claims_too_many_pieces_is_refused() -> None:
     """A length in a payload reserves no memory before it is checked against what came."""
-    payload = messages.CONTEXT_HEAD.pack(0, 0, 1, 2**32 - 1, 2) + b"[]"
+    payload = messages.HEAD.pack(0, 0, 1) + messages.PIECES.pack(2**32 - 1, 2) + b"[]"
     with pytest.raises(WireError, match="cut short"):
         messages.decode_context(payload)
 

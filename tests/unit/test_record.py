@@ -14,6 +14,7 @@ from jitmpi.events import Context
 from jitmpi.position import Position
 from jitmpi.record import Recorder
 from jitmpi.settle import Gate
+from jitmpi.sheet import Sheet
 
 
 class Agent:
@@ -29,8 +30,8 @@ class Agent:
     def hand_over_start(self, start: Context) -> None:
         assert start.minibatch == -1
 
-    def hand_over(self, context: Context) -> bool:
-        self.given.append(context)
+    def hand_over(self, sheet: Sheet) -> bool:
+        self.given.append(sheet.context())
         return self.delivers
 
 
@@ -43,7 +44,7 @@ def agent() -> Agent:
 def recorder(agent: Agent) -> Recorder:
     made = Recorder(agent, BufferShadow(torch.nn.Linear(1, 1)), StreamClock(CPU))  # type: ignore[arg-type]
     made.opened(Position(0, 0, 0), {"start/x": b"began"})
-    made.boundary(0, Position(0, 0, 0), {}, {})
+    made.boundary(0, (0, 0, 0, False), {}, {})
     return made
 
 
@@ -53,11 +54,12 @@ def told(agent: Agent) -> list[tuple[int, bool]]:
 
 def test_a_forecast_that_came_true_is_not_told_again(agent: Agent, recorder: Recorder) -> None:
     """One frame a minibatch; the rank itself has the exact context."""
-    recorder.forecast(Position(0, 0, 1), {}, {})
-    recorder.boundary(1, Position(0, 0, 1), {}, {})
+    recorder.forecast((0, 0, 1, False), {}, {})
+    recorder.boundary(1, (0, 0, 1, False), {}, {})
     assert told(agent) == [(0, True), (1, False)]
-    context = agent.gate.place.context
-    assert context is not None
+    noted = agent.gate.place.context
+    assert noted is not None
+    context = noted.context()
     assert (context.minibatch, context.exact, context.pieces["start/x"]) == (1, True, b"began")
 
 
@@ -65,18 +67,18 @@ def test_a_forecast_that_came_true_is_not_told_again(agent: Agent, recorder: Rec
 def test_what_the_forecast_did_not_know_is_told(agent: Agent, recorder: Recorder, change: str) -> None:
     """A random number drawn in the tail, another position, a changed state, a frame that did not get through."""
     agent.delivers = change != "undelivered"
-    recorder.forecast(Position(0, 0, 1), {}, {})
+    recorder.forecast((0, 0, 1, False), {}, {})
     if change == "random":
         torch.rand(1)
-    position = Position(1, 0, 0) if change == "position" else Position(0, 0, 1)
+    where = (1, 0, 0, False) if change == "position" else (0, 0, 1, False)
     user: dict[str, Any] = {"best": 1.0} if change == "user" else {}
     own = {"dataset/generator": b"1"} if change == "own" else {}
-    recorder.boundary(1, position, user, own)
+    recorder.boundary(1, where, user, own)
     assert told(agent) == [(0, True), (1, False), (1, True)]
 
 
 def test_a_state_that_grows_is_said_once(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
     """A list that gets an entry each minibatch makes every later minibatch slower."""
     for minibatch in (1, 2):
-        recorder.boundary(minibatch, Position(0, 0, minibatch), {"losses": ["0.123456789"] * 10_000}, {})
+        recorder.boundary(minibatch, (0, 0, minibatch, False), {"losses": ["0.123456789"] * 10_000}, {})
     assert capsys.readouterr().err.count("run.state has") == 1

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from jitmpi.buffers import BufferShadow
 from jitmpi.events import Context, Cursor
-from jitmpi.position import Position
+from jitmpi.position import Position, Where
 from jitmpi.run import Run
 from jitmpi.torch_state import TrainingState
 
@@ -27,9 +27,10 @@ class Log:
     def opened(self, position: Position, start: dict[str, bytes]) -> None:
         self.start = {**start, "feed": position.feed_key}
 
-    def boundary(self, minibatch: int, position: Position, user: Any, own: Any, *, idle: bool = False) -> None:
+    def boundary(self, minibatch: int, where: Where, user: Any, own: Any, *, idle: bool = False) -> None:
         from jitmpi import codec, random_state
 
+        position = Position(*where)
         self.boundaries.append((minibatch, position, idle))
         pieces = {**random_state.capture(), "position": position.encode(), "user": codec.dumps(user), **self.start}
         self.contexts.append(Context(0, minibatch, True, {**pieces, **own}))
@@ -37,7 +38,7 @@ class Log:
     def pause(self) -> None:
         self.events.append("pause")
 
-    def forecast(self, position: Position, user: Any, own: Any) -> None:
+    def forecast(self, where: Where, user: Any, own: Any) -> None:
         self.events.append("forecast")
 
     def begin_update(self) -> None:
@@ -237,7 +238,7 @@ def test_a_loader_inside_another_ones_loop_is_said(capsys: pytest.CaptureFixture
     model, optimizer, state = objects()
     log = Log()
     places: list[tuple[int, int]] = []
-    log.forecast = lambda position, user, own: places.append((position.feed, position.index))  # type: ignore[method-assign]
+    log.forecast = lambda where, user, own: places.append(where[1:3])  # type: ignore[method-assign]
     run = hooked(state, log)
     for (x,) in run.minibatches(loader(6)):
         assert len(list(run.minibatches(loader(2)))) == 1
