@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -61,10 +62,9 @@ def test_frames_survive_any_cut_of_the_stream(sent: list[tuple[int, bytes]], dat
     sealer, opener = wire.Sealer(UP), wire.Opener(UP)
     stream = b"".join(seal(sealer, kind, payload) + (b"" if kind % 8 else sealer.pad()) for kind, payload in sent)
     got: list[wire.Frame] = []
-    while stream:
-        cut = data.draw(st.integers(1, len(stream)))
-        got += opener.feed(stream[:cut])
-        stream = stream[cut:]
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8))), len(stream)]
+    for start, end in pairwise(cuts):
+        got += opener.feed(stream[start:end])
     assert [(frame.kind, frame.payload) for frame in got] == sent
     assert all(opener.verify(frame) for frame in got)
 
