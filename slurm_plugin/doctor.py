@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
-from slurm_plugin import contract, examine, inspect_host, judge, observe
+from slurm_plugin import examine, inspect_host, judge, observe
 from slurm_plugin import site as site_file
 from slurm_plugin.built_for import built_for
 from slurm_plugin.findings import Finding, exit_code, to_json, to_text
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dir", metavar="DIR", help="the directory for checkpoints (default: the site's, or ./jit-ckpt)"
     )
     parser.add_argument("--python", metavar="PATH", help="the Python of the jobs (default: that of this shell)")
-    parser.add_argument("--conf", metavar="PATH", default=contract.SITE, help="the site's file (default: %(default)s)")
+    parser.add_argument("--conf", metavar="PATH", help="the site's file (default: the plugin's)")
     parser.add_argument(
         "--wait", metavar="S", type=float, default=WAIT, help="seconds for the probe (default: %(default)g)"
     )
@@ -81,8 +81,10 @@ def examine_all(options: argparse.Namespace) -> tuple[list[Finding], dict[str, o
     findings += examine.plugin(help_text, stack, built_for(binary or b""), version or "")
     findings += examine.hooks(config, observe.text) if config else []
     findings += examine.settings(config, version or "")
-    found = _site(options.conf)
-    findings.append(examine.site(options.conf, found))
+    findings += examine.environment(os.environ)
+    conf = options.conf or examine.site_path(stack or "")
+    found = _site(conf)
+    findings += examine.site(conf, found, config)
     site = found if isinstance(found, site_file.Site) else site_file.Site()
     findings += inspect_host.hook_python(site.python, observe.modules(site.python))
     python = options.python or shutil.which("python") or shutil.which("python3") or sys.executable

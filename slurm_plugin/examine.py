@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from slurm_plugin import contract
 from slurm_plugin.findings import Finding
 from slurm_plugin.site import Site
 
@@ -110,6 +111,23 @@ def hooks(config: Mapping[str, str], read: Callable[[str], str | None]) -> Itera
         else:
             yield Finding(key, "note", f"{config[key]} does not call jit-ckpt's: {lost}", advice)
 
+    if config.get("HealthCheckProgram") and not _seconds(config.get("HealthCheckInterval")):
+        says = "HealthCheckInterval is 0, so Slurm never runs it"
+        yield Finding("HealthCheckProgram", "note", says, "Set HealthCheckInterval=300, for example.")
+
+
+def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at what this shell would hand to sbatch and srun."""
+    for name in ("SBATCH_NO_KILL", "SLURM_NO_KILL"):
+        if environ.get(name) not in (None, "", "set"):  # srun(1) and sbatch(1): a value is read as an unknown option
+            yield Finding(name, "problem", f"{name}={environ[name]}: Slurm refuses every job with it", f"unset {name}")
+    if "SBATCH_NO_REQUEUE" in environ:
+        says = "is set: a job whose failure cannot be mended in place does not come back"
+        yield Finding("SBATCH_NO_REQUEUE", "note", says, "unset SBATCH_NO_REQUEUE")
+    if environ.get("SLURM_MPI_TYPE"):
+        says = f"{environ['SLURM_MPI_TYPE']}: srun takes it instead of MpiDefault"
+        yield Finding("SLURM_MPI_TYPE", "note", says)
+
 
 def settings(config: Mapping[str, str], version_text: str) -> Iterator[Finding]:
     """Look at the settings of Slurm that decide what a failure costs."""
@@ -193,15 +211,26 @@ def skew(subject: str, seconds: float, grain: float = 0.0) -> Finding:
     return Finding(subject, "problem" if far > SKEW_BAD else "note", says, advice)
 
 
-def site(path: str, found: Site | str) -> Finding:
+def site(path: str, found: Site | str, config: Mapping[str, str]) -> Iterator[Finding]:
     """Say what the site's file decides; `found` is what is wrong with it if it cannot be used."""
     if isinstance(found, str):
         advice = "Correct it; until then the hooks and the plugin do without it."
-        return Finding("configuration", "problem", found, advice)
-    if not found.given:
-        return Finding("configuration", "ok", f"{path}: nothing is set; every default counts")
+        yield Finding("configuration", "problem", found, advice)
+        return
     given = ", ".join(f"{key}={value.value}" for key, value in found.given.items())
-    return Finding("configuration", "ok", f"{path}: {given}")
+    yield Finding("configuration", "ok", f"{path}: {given or 'nothing is set; every default counts'}")
+    filters = config.get("JobSubmitPlugins", "") + config.get("CliFilterPlugins", "")
+    if config and found.adds_spares and "lua" not in filters:
+        says = "adds-spares=on, but slurm.conf has neither JobSubmitPlugins=lua nor CliFilterPlugins=lua"
+        yield Finding(
+            "spare nodes", "problem", says, "Without it no node is added: set one of the two, or adds-spares=off."
+        )
+
+
+def site_path(plugstack: str) -> str:
+    """Return the site's file that the plugin is told to read in plugstack.conf."""
+    found = re.search(rf"^\s*\w+\s+\S*{re.escape(LIBRARY)}\b.*\bconf=(\S+)", plugstack, re.MULTILINE)
+    return found.group(1) if found else contract.SITE
 
 
 def _seconds(text: str | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurm_plugin import doctor, examine, inspect_host, judge, observe, probe, probe_batch, site
+from slurm_plugin import contract, doctor, examine, inspect_host, judge, observe, probe, probe_batch, site
 from slurm_plugin.built_for import built_for
 from slurm_plugin.findings import Finding, exit_code, to_json, to_text
 from slurm_plugin.slurm_text import SlurmError
@@ -23,6 +23,7 @@ Configuration data as of 2026-11-29T20:18:09
 AuthInfo                = (null)
 Epilog                  = /usr/lib/jit-ckpt/epilog
 EpilogSlurmctld         = (null)
+HealthCheckInterval     = 300 sec
 HealthCheckProgram      = /opt/site/health
 JobRequeue              = 1
 KillOnBadExit           = 0
@@ -105,6 +106,10 @@ def test_hooks() -> None:
     assert "sick node" in found[0].says
     foreign = [*examine.hooks({"Epilog": "/opt/e"}, {"/opt/e": "rm -rf /tmp/x"}.get)]
     assert foreign[1].says.startswith("/opt/e does not call")
+    never = [
+        *examine.hooks({"HealthCheckProgram": "/x/jit-ckpt/health-check", "HealthCheckInterval": "0 sec"}, texts.get)
+    ]
+    assert "never runs it" in never[-1].says
     unread = [*examine.hooks({"Epilog": "/opt/e"}, lambda path: None)]
     assert "cannot be read here" in unread[1].says
 
@@ -153,13 +158,37 @@ def test_site(tmp_path: Path) -> None:
     """What the site's file sets is shown; one that cannot be used is a problem with file, line and key."""
     path = tmp_path / "jit-ckpt.conf"
     path.write_text("keep = 3\n")
-    assert "keep=3" in examine.site(str(path), site.read(str(path))).says
+    (found,) = examine.site(str(path), site.read(str(path)), {})
+    assert "keep=3" in found.says
     path.write_text("kep = 3\n")
     with pytest.raises(site.SiteError) as caught:
         site.read(str(path))
-    found = examine.site(str(path), str(caught.value))
+    (found,) = examine.site(str(path), str(caught.value), {})
     assert found.verdict == "problem"
     assert f"{path}:1: cannot use key 'kep'" in found.says
+
+
+def test_spares_that_nobody_adds(tmp_path: Path) -> None:
+    """adds-spares=on needs a lua filter in slurm.conf."""
+    given = site.parse(b"adds-spares = on\n")
+    config = examine.parse_config(CONFIG)
+    assert verdicts([*examine.site("x", given, config)])["spare nodes"] == "problem"
+    for key in ("JobSubmitPlugins", "CliFilterPlugins"):
+        assert "spare nodes" not in verdicts([*examine.site("x", given, {**config, key: "lua"})])
+
+
+def test_the_sites_file_is_the_plugins() -> None:
+    """plugstack.conf may name another file; then that one is looked at."""
+    assert examine.site_path("optional /x/jit_ckpt.so conf=/opt/jit.conf\n") == "/opt/jit.conf"
+    assert examine.site_path("optional /x/other.so conf=/opt/jit.conf\n") == contract.SITE
+
+
+def test_environment() -> None:
+    """Variables with which Slurm refuses every job are problems; the others that matter are notes."""
+    bad = {"SBATCH_NO_KILL": "1", "SLURM_NO_KILL": "set", "SBATCH_NO_REQUEUE": "", "SLURM_MPI_TYPE": "pmi2"}
+    expected = {"SBATCH_NO_KILL": "problem", "SBATCH_NO_REQUEUE": "note", "SLURM_MPI_TYPE": "note"}
+    assert verdicts([*examine.environment(bad)]) == expected
+    assert [*examine.environment({"SBATCH_NO_KILL": ""})] == []
 
 
 def test_directory(tmp_path: Path) -> None:
