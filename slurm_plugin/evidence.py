@@ -34,8 +34,12 @@ class Finding:
 
 def plain(text: str, longest: int = LONGEST) -> str:
     """Make one printable line of whatever a tool wrote, without what has a meaning for scontrol (quotes, "=")."""
-    line = re.sub(r"\s+", " ", text).strip()
-    line = re.sub(r"[^\x20-\x7e]", "?", line).replace("=", ":").translate({34: "'", 92: "/", 96: "'"})
+    return one_line(text.replace("=", ":").translate({34: "'", 92: "/", 96: "'"}), longest)
+
+
+def one_line(text: str, longest: int) -> str:
+    """Make one printable line of any text."""
+    line = re.sub(r"[^\x20-\x7e]", "?", re.sub(r"\s+", " ", text).strip())
     return line if len(line) <= longest else line[: longest - 3] + "..."
 
 

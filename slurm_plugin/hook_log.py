@@ -10,7 +10,7 @@ import stat
 import time
 from typing import Final
 
-from slurm_plugin.evidence import plain
+from slurm_plugin.evidence import one_line
 
 LOG: Final = "/var/log/jit-ckpt.log"
 LONGEST: Final = 1000  # characters of one line
@@ -18,7 +18,7 @@ LONGEST: Final = 1000  # characters of one line
 
 def write(hook: str, text: str, path: str = LOG) -> None:
     """Add one line: time, hook, text."""
-    line = plain(text, LONGEST)
+    line = one_line(text, LONGEST)
     if _append(path, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {hook}: {line}\n"):
         return
     import syslog  # here: the ordinary case does not need it

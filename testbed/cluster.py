@@ -43,9 +43,10 @@ class Cluster(Jobs):
         controller_hook: bool = True,
         node_hook: bool = True,
         site: str = "",
+        health_check: int = 0,
     ) -> None:
         hooks = (plugin and controller_hook, plugin and node_hook)
-        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf), plugin, *hooks, site)
+        self.settings = Settings(name, nodes, cpus_per_node, tuple(conf), plugin, *hooks, site, health_check)
         self.pfs = self.settings.folder / "pfs"
         self.logs = self.settings.folder / "log"
 
@@ -167,7 +168,7 @@ class Cluster(Jobs):
     def sees(self, folder: str) -> bool:
         """Whether this folder of the machine is the same folder on the hosts."""
         kept = any(Path(folder).is_relative_to(k) for k in machine.kept_folders())
-        own = any(Path(folder).is_relative_to(p) for p in ("/tmp", "/run", "/dev/shm", "/var/spool"))
+        own = any(Path(folder).is_relative_to(p) for p in ("/tmp", "/run", "/dev/shm", "/var/spool", "/var/log"))
         return kept or (not own and namespaces.closed_top(Path(folder) / "x") is None)
 
     def off(self, node: str) -> None:

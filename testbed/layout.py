@@ -45,9 +45,9 @@ def configure(settings: Settings) -> None:
     """Write every configuration file, and install the plugin and the hooks if they are wanted."""
     folder = settings.folder
     library = plugin.install_library(folder / "plugin") if settings.plugin else None
-    for wanted, hook in ((settings.controller_hook, "epilog-slurmctld"), (settings.node_hook, "epilog")):
-        if wanted:
-            plugin.install_hook(hook, folder / "hooks", settings.site_file)
+    hooks = ["epilog-slurmctld"] * settings.controller_hook + ["prolog", "epilog"] * settings.node_hook
+    for hook in hooks + ["health-check"] * bool(settings.health_check):
+        plugin.install_hook(hook, folder / "hooks", settings.site_file)
     major, minor = (int(part) for part in machine.slurm_version().split(".")[:2])
     files = {
         "etc/hosts": texts.hosts_file(settings),

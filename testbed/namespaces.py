@@ -63,7 +63,7 @@ def create_switch(cluster: str) -> None:
 
 
 def create(host: Host, etc: Path, kept: Sequence[Path]) -> None:
-    """Make the namespaces of a host: network card, hostname, its own /tmp, /run, /dev/shm, /var/spool, /etc/slurm.
+    """Make the namespaces of a host: network card, hostname, its own /tmp, /run, /dev/shm, /var/spool and so on.
 
     Args:
         etc: folder with `slurm/` and `hosts`, shown under /etc on the host.
@@ -109,7 +109,7 @@ def closed_top(path: Path) -> Path | None:
 
 
 def _mount_script(host: Host, etc: Path, kept: Sequence[Path]) -> str:
-    own = {Path("/tmp"): 0o1777, Path("/var/spool"): 0o755}
+    own = {Path("/tmp"): 0o1777, Path("/var/spool"): 0o755, Path("/var/log"): 0o755}
     for path in kept:
         top = closed_top(path)
         if top is not None:

@@ -31,7 +31,8 @@ class Settings:
         cpus: CPUs that Slurm believes each node has; more than the machine has is fine.
         conf: further lines of slurm.conf, "Key=Value"; a key given here replaces the default one.
         plugin: whether the SPANK plugin is loaded.
-        controller_hook, node_hook: whether EpilogSlurmctld and Epilog are set.
+        controller_hook, node_hook: whether EpilogSlurmctld is set; whether Prolog and Epilog are.
+        health_check: seconds between two runs of HealthCheckProgram; 0 for none.
         site: the text of the cluster's own jit-ckpt.conf, which the plugin and the hooks read.
     """
 
@@ -43,6 +44,7 @@ class Settings:
     controller_hook: bool = False
     node_hook: bool = False
     site: str = ""
+    health_check: int = 0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", self.name):
@@ -115,10 +117,12 @@ def slurm_conf(settings: Settings, *, memory_mib: int, mpi: str = "pmix") -> str
         "ReturnToService": "2",
         "SlurmdTimeout": "15",  # seconds until a dead node is known; sites have 300
         "KillWait": "30",
-        "SchedulerParameters": "sched_interval=3,bf_interval=3",  # quick; sites have 60 and 30
+        "SchedulerParameters": "sched_interval=3,bf_interval=3,nohold_on_prolog_fail",  # quick; sites have 60 and 30
     }
     values |= {"EpilogSlurmctld": f"{s.folder}/hooks/epilog-slurmctld"} if s.controller_hook else {}
-    values |= {"Epilog": f"{s.folder}/hooks/epilog"} if s.node_hook else {}
+    values |= {key: f"{s.folder}/hooks/{key.lower()}" for key in ("Prolog", "Epilog") if s.node_hook}
+    if s.health_check:
+        values |= {"HealthCheckProgram": f"{s.folder}/hooks/health-check", "HealthCheckInterval": str(s.health_check)}
     added = [line for line in s.conf if line.partition("=")[0].lower() in REPEATED]
     lines = [f"{key}={value}" for key, value in _override(values, s.conf).items()]
     shape = f"CPUs={s.cpus} Sockets=1 CoresPerSocket={s.cpus} ThreadsPerCore=1 RealMemory={memory_mib} State=UNKNOWN"

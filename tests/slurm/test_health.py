@@ -1,0 +1,200 @@
+"""Node health on a real cluster: who is refused, who is drained and for what, and who is left alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed import Cluster
+
+CHECK = """#!/bin/sh
+[ ! -e {folder}/sick-$SLURMD_NODENAME ] || {{ echo "fan 3 stands still"; exit 1; }}
+"""
+SITE = "checks-dir = {folder}/checks.d\n"
+FANS = "jit-ckpt: fans: fan 3 stands still"
+
+
+class Ward:
+    """A small cluster whose nodes fall ill when they are told to."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.folder = cluster, cluster.settings.folder
+        checks = self.folder / "checks.d"
+        checks.mkdir(mode=0o755, exist_ok=True)
+        (checks / "fans").write_text(CHECK.format(folder=self.folder))
+        (checks / "fans").chmod(0o755)
+        self.well()
+
+    def well(self) -> None:
+        """Make all nodes well, with the site's file as it should be."""
+        for sick in self.folder.glob("sick-*"):
+            sick.unlink()
+        self.cluster.write_site(SITE.format(folder=self.folder))
+
+    def sick(self, node: str) -> None:
+        """Let a node's fan stand still."""
+        (self.folder / f"sick-{node}").touch()
+
+    def job(self, script: str, *args: str, options: str = "") -> str:
+        """Submit a job with the option."""
+        given = ",".join(filter(None, [f"dir={self.cluster.pfs}/ckpt", options]))
+        return self.cluster.sbatch(f"--jit-ckpt={given}", "--output=/dev/null", *args, script=f"#!/bin/sh\n{script}\n")
+
+    def end(self, job: str) -> dict[str, str]:
+        """Wait for a job's good end, and for its epilogs."""
+        fields = self.cluster.wait_state(job, "COMPLETED", 60)
+        self.wait("the epilogs", lambda: not {"completing"} & set(self.cluster.nodes().values()))
+        return fields
+
+    def reason(self, node: str) -> str:
+        """Why a node is drained, "" if it is not."""
+        shown = self.cluster.on("head", "sinfo", "-h", "-N", "-n", node, "-o", "%E").stdout.strip()
+        return "" if shown == "none" else shown
+
+    def log(self, node: str) -> str:
+        """What the hooks of a node have written."""
+        return self.cluster.on(node, "cat", "/var/log/jit-ckpt.log", check=False).stdout
+
+    @staticmethod
+    def wait(what: str, there: Callable[[], bool], patience: float = 30.0) -> None:
+        """Wait until it is so."""
+        deadline = time.monotonic() + patience
+        while not there():
+            assert time.monotonic() < deadline, f"no {what} within {patience:g} s"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def hospital() -> Iterator[Ward]:
+    """Three nodes with Prolog and Epilog."""
+    with Cluster(f"health-{os.getpid()}", nodes=3, plugin=True) as up:
+        yield Ward(up)
+
+
+@pytest.fixture
+def ward(hospital: Ward) -> Iterator[Ward]:
+    """The same nodes, all well again after each test."""
+    yield hospital
+    hospital.well()
+    hospital.cluster.heal()
+
+
+def test_a_bad_node_is_refused_and_the_job_runs_elsewhere(ward: Ward) -> None:
+    """Before it has begun; the node is drained with the evidence, and the job is not held."""
+    ward.sick("n1")
+    ran = ward.cluster.pfs / "ran"
+    job = ward.job(f"hostname >>{ran}")
+    ward.end(job)
+    assert ran.read_text().split() == ["n2"]
+    assert ward.reason("n1") == f"{FANS} job {job}"
+    assert ward.cluster.nodes()["n1"].startswith("drain")
+
+
+def test_a_node_that_falls_ill_is_drained_by_the_end_of_the_epilog(ward: Ward) -> None:
+    """The job itself goes on to its end; the other nodes of the job stay in service."""
+    job = ward.job("exec sleep 300", "--nodes=2")
+    ward.cluster.wait_state(job, "RUNNING", 30)
+    ward.sick("n2")
+    ward.cluster.on("head", "scancel", job)
+    ward.wait("drain", lambda: ward.cluster.nodes()["n2"] == "drained")
+    assert ward.reason("n2") == f"{FANS} job {job}"
+    ward.wait("idle nodes", lambda: {ward.cluster.nodes()[n] for n in ("n1", "n3")} == {"idle"})
+    assert ward.cluster.on("n2", "ls", "/var/spool/jit-ckpt").stdout.split().count(job) == 0
+
+
+def test_an_administrators_drain_keeps_its_reason(ward: Ward) -> None:
+    """Whatever we find there."""
+    job = ward.job("exec sleep 300")
+    ward.cluster.wait_state(job, "RUNNING", 30)
+    ward.cluster.on("head", "scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=ticket 4711")
+    ward.sick("n1")
+    ward.cluster.on("head", "scancel", job)
+    ward.wait("the end", lambda: ward.cluster.nodes()["n1"] == "drained")
+    ward.wait("a line in the log", lambda: "left as it is" in ward.log("n1"))
+    assert ward.reason("n1") == "ticket 4711"
+
+
+def test_a_user_cannot_get_a_node_drained(ward: Ward) -> None:
+    """Tasks that die of what broken hardware sends are counted once, and drain nothing."""
+    for _ in range(2):
+        script = "srun sh -c 'kill -BUS $$'; srun sh -c 'kill -KILL $$'; exit 0"
+        ward.end(ward.job(script, "--ntasks=4", "--nodelist=n1"))
+    assert set(ward.cluster.nodes().values()) == {"idle"}
+    suspicion = ward.cluster.on("n1", "cat", "/var/spool/jit-ckpt/suspicion").stdout.splitlines()
+    assert len(suspicion) == 1
+    assert "SIGBUS" in suspicion[0]
+
+
+def test_a_threshold_of_the_sites_own_drains_a_suspect(ward: Ward) -> None:
+    """Counted by user: root's job and another user's are two."""
+    ward.cluster.on("n1", "rm", "-f", "/var/spool/jit-ckpt/suspicion")
+    ward.cluster.write_site(SITE.format(folder=ward.folder) + "suspect-threshold = 2\n")
+    ward.end(ward.job("srun sh -c 'kill -SEGV $$'; exit 0", "--nodelist=n1"))
+    assert ward.cluster.nodes()["n1"] == "idle"
+    script = "#!/bin/sh\nsrun sh -c 'kill -SEGV $$'; exit 0\n"
+    args = (f"--jit-ckpt=dir={ward.cluster.pfs}/ckpt-user", "--output=/dev/null", "--nodelist=n1")
+    job = ward.cluster.sbatch(*args, user=True, script=script)
+    ward.wait("drain", lambda: ward.cluster.nodes()["n1"] == "drained")
+    assert ward.reason("n1").startswith("jit-ckpt: suspected 2 times, at last: rank 0 of step ")
+    assert ward.reason("n1").endswith(f" died of SIGSEGV job {job}")
+
+
+def test_a_site_that_only_watches_drains_nothing(ward: Ward) -> None:
+    """drain = off: the job runs there, and the log tells what was found."""
+    ward.cluster.write_site(SITE.format(folder=ward.folder) + "drain = off\n")
+    ward.sick("n1")
+    job = ward.job("exit 0", "--nodelist=n1")
+    assert ward.end(job)["NodeList"] == "n1"
+    assert set(ward.cluster.nodes().values()) == {"idle"}
+    assert "not refused: drain = off" in ward.log("n1")
+    assert "not drained: drain = off" in ward.log("n1")
+
+
+BROKEN = {
+    "n1": "umount -l /var/spool/jit-ckpt 2>/dev/null; mkdir -p /var/spool/jit-ckpt; "
+    "mount -t tmpfs -o ro,mode=0700 tmpfs /var/spool/jit-ckpt",
+    "n2": "mkdir -p /var/spool/jit-ckpt; mount -t tmpfs -o size=4k,nr_inodes=2,mode=0700 tmpfs /var/spool/jit-ckpt; "
+    "head -c 4096 /dev/zero >/var/spool/jit-ckpt/full || true",
+    "n3": "rm -rf /var/spool/jit-ckpt; echo >/var/spool/jit-ckpt; ln -sf /etc/passwd /var/log/jit-ckpt.log",
+}
+MENDED = "umount -l /var/spool/jit-ckpt; rm -rf /var/spool/jit-ckpt /var/log/jit-ckpt.log"
+
+
+def test_nothing_broken_of_ours_hurts_a_node(ward: Ward) -> None:
+    """Spool read-only, full or a file; site's file malformed or open to all; no Python: jobs run, nodes are idle."""
+    for node, command in BROKEN.items():
+        ward.cluster.on(node, "sh", "-c", command)
+    file = ward.cluster.settings.site_file
+    try:
+        for text, mode in (
+            ("", 0o644),
+            ("no such key\n", 0o644),
+            ("drain = on\n", 0o666),
+            ("python = /no/such\n", 0o644),
+        ):
+            ward.cluster.write_site(text)
+            file.chmod(mode)
+            ward.end(ward.job("srun -N3 true", "--nodes=3"))
+            assert set(ward.cluster.nodes().values()) == {"idle"}, text
+    finally:
+        for node in BROKEN:
+            ward.cluster.on(node, "sh", "-c", MENDED, check=False)
+    assert "jit-ckpt" not in Path("/etc/passwd").read_text()
+
+
+def test_the_health_check_drains_an_idle_node_and_never_undrains() -> None:
+    """By slurmd's own clock; when the fault is gone the drain stays until somebody ends it."""
+    with Cluster(f"watch-{os.getpid()}", nodes=1, plugin=True, health_check=2) as up:
+        ward = Ward(up)
+        ward.sick("n1")
+        ward.wait("drain", lambda: up.nodes()["n1"] == "drained")
+        assert ward.reason("n1") == FANS
+        ward.well()
+        before = ward.log("n1").count("\n")
+        time.sleep(5)
+        assert up.nodes()["n1"] == "drained"
+        assert ward.log("n1").count("\n") <= before + 1  # a healthy look writes nothing
