@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from email.message import Message
 from pathlib import Path
 
@@ -22,7 +22,7 @@ REPO = Path(__file__).resolve().parents[2]
 BUILT = (".*", "build", "dist", "__pycache__", "*.egg-info", "*.so", "*.o", "jit-ckpt")  # as in .gitignore
 PRODUCT = ("jitmpi", "slurm_plugin")
 COMMANDS = {"jit-ckpt": "jitmpi.cli:main", "jit-srun": "slurm_plugin.relaunch:main"}
-HOOKS = ("epilog", "controller_epilog")
+HOOKS = ("epilog", "epilog-slurmctld")
 DISTRIBUTION = "/usr/bin/python3"  # what slurmd and slurmctld find; it has no torch, and none of a user's packages
 
 
@@ -121,22 +121,9 @@ def test_cluster_side_needs_only_the_standard_library(installed: Path) -> None:
     assert "dist-packages" not in done.stdout
 
 
-@pytest.fixture(scope="module")
-def hook_script() -> Callable[[str, Path], str]:
-    """Give the maker of a hook's script: the one in INSTALL.md, for another hook and another folder."""
-    text = (REPO / "INSTALL.md").read_text(encoding="utf-8")
-    shown = re.search(r"^ +(exec /usr/bin/python3 .*slurm_plugin\.epilog.*)$", text, re.MULTILINE)
-    assert shown, "INSTALL.md shows no script for Epilog"
-    line = shown.group(1)
-
-    def script(hook: str, folder: Path) -> str:
-        return line.replace("/opt/jit-ckpt", str(folder)).replace("slurm_plugin.epilog", f"slurm_plugin.{hook}")
-
-    return script
-
-
 @pytest.mark.parametrize("hook", HOOKS)
-def test_hooks(installed: Path, hook: str, hook_script: Callable[[str, Path], str]) -> None:
-    """The script that INSTALL.md shows runs a hook; for a job that is none of ours it does nothing and ends with 0."""
-    done = run(["/bin/sh", "-c", hook_script(hook, installed)], installed)
+def test_hooks(installed: Path, hook: str) -> None:
+    """The hooks run from the wheel too; for a job that is none of ours they do nothing and end with 0."""
+    script = run([str(REPO / "packaging" / "wrapper"), hook, str(installed), "/nonexistent"], installed).stdout
+    done = run(["/bin/sh", "-c", script], installed)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,142 @@
+"""The Debian package on machines with a running Slurm: installed, upgraded, removed, purged."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_plugin import contract
+from tests.packaging.site import Machine, wait_idle
+
+CONFIGURATION = ("/etc/jit-ckpt.conf", "/etc/slurm/plugstack.conf.d/jit-ckpt.conf", "/etc/logrotate.d/jit-ckpt")
+HOOKS = ("prolog", "epilog", "epilog-slurmctld", "health-check")
+
+
+def field(deb: Path, name: str) -> str:
+    """One field of a package."""
+    return subprocess.run(["dpkg-deb", "-f", deb, name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def put(machine: Machine, deb: Path) -> None:
+    """Install a package by apt; questions about changed configuration are answered as apt does by default: keep it."""
+    shutil.copy(deb, machine.root / "root" / deb.name)
+    machine.run("apt-get", "install", "-y", f"./{deb.name}", timeout=120)
+    (machine.root / "root" / deb.name).unlink()
+
+
+def daemons(machine: Machine) -> str:
+    """The process ids of Slurm's daemons."""
+    return machine.run("pgrep", "slurmd|slurmctld|munged").stdout
+
+
+def library(machine: Machine) -> Path:
+    """The plugin on a machine's disk."""
+    (found,) = machine.root.glob("usr/lib/*/jit-ckpt/jit_ckpt.so")
+    return found
+
+
+@pytest.fixture(scope="module")
+def before(site: tuple[Machine, ...]) -> set[str]:
+    """What was on the disk before the package."""
+    return site[0].files()
+
+
+@pytest.fixture(scope="module")
+def installed(site: tuple[Machine, ...], before: set[str], deb: Path) -> Machine:
+    """A machine with the package."""
+    running = daemons(site[0])
+    put(site[0], deb)
+    assert daemons(site[0]) == running, "nothing is restarted by an installation"
+    return site[0]
+
+
+def test_depends_on_the_slurm_it_was_built_for(deb: Path) -> None:
+    """The package goes with one major.minor of Slurm, from Debian's packages or from those of Slurm's makers."""
+    version = field(deb, "Version").partition("+slurm")[2]
+    headers = subprocess.run(["dpkg-query", "-Wf", "${Version}", "libslurm-dev"], capture_output=True, text=True).stdout
+    assert headers.startswith(f"{version}.")
+    major, minor = version.split(".")
+    lower = f"slurm-wlm-basic-plugins (>= {version}) | slurm-smd (>= {version})"
+    upper = lower.replace(">=", "<<").replace(version, f"{major}.{int(minor) + 1:02d}~")
+    assert field(deb, "Depends") == f"libc6, python3 (>= 3.11), {lower}, {upper}"
+
+
+def test_what_is_installed_works(installed: Machine) -> None:
+    """The option is there, both commands answer without torch or h5py, the hooks end with 0, the spool is root's."""
+    assert "--jit-ckpt" in installed.run("sbatch", "--help").stdout
+    for command in ("jit-ckpt", "jit-srun"):
+        assert installed.run(command, "--help").stdout.startswith(f"usage: {command}")
+    for hook in HOOKS:
+        installed.run(f"/usr/lib/jit-ckpt/{hook}")
+    assert installed.run("stat", "-c", "%U %a", contract.SPOOL).stdout == "root 700\n"
+    assert installed.run("stat", "-c", "%U %a", *CONFIGURATION).stdout == "root 644\n" * 3
+
+
+def test_logrotate_takes_its_part(installed: Machine) -> None:
+    """logrotate reads our file without a complaint and rotates the log."""
+    log = installed.root / "var/log/jit-ckpt.log"
+    log.write_text("a line\n", encoding="utf-8")
+    installed.run("logrotate", "--force", "/etc/logrotate.d/jit-ckpt")
+    assert log.with_suffix(".log.1").read_text(encoding="utf-8") == "a line\n"
+    assert log.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_plugin_of_another_slurm_hurts_nobody(installed: Machine) -> None:
+    """After an upgrade of Slurm alone sbatch and srun work as without us, and the option is unknown."""
+    ours = library(installed)
+    good = ours.read_bytes()
+    number = int(installed.run("sh", "-c", "sbatch --version").stdout.split()[-1].split(".")[0])
+    minor = int(installed.run("sh", "-c", "sbatch --version").stdout.split()[-1].split(".")[1])
+    stamps = [i for i in range(len(good) - 3) if good[i + 1 : i + 4] == bytes((minor, number, 0))]
+    assert stamps, "the plugin holds the number of its Slurm"
+    other = bytearray(good)
+    for at in stamps:
+        other[at + 2] += 1
+    ours.write_bytes(other)
+    try:
+        assert installed.run("srun", "-p", "main", "hostname").stdout in ("c1\n", "c2\n")
+        refused = installed.run("sbatch", "--jit-ckpt", "--wrap", "true", check=False)
+        assert refused.returncode != 0
+        assert "unrecognized option" in refused.stderr
+    finally:
+        ours.write_bytes(good)
+
+
+def test_an_upgrade_keeps_what_was_edited(
+    installed: Machine, build: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    """Configuration that an administrator changed stays as it is, and nobody asks."""
+    for name in CONFIGURATION:
+        with open(installed.root / name[1:], "a", encoding="utf-8") as file:
+            file.write("# ours\n")
+    running = daemons(installed)
+    put(installed, build(tmp_path, "9.9"))
+    assert installed.run("dpkg-query", "-Wf", "${Version}", "jit-ckpt").stdout.startswith("9.9+slurm")
+    for name in CONFIGURATION:
+        assert (installed.root / name[1:]).read_text(encoding="utf-8").endswith("# ours\n")
+    assert daemons(installed) == running
+
+
+def test_removal_hurts_nobody(installed: Machine, site: tuple[Machine, ...]) -> None:
+    """After `apt remove` the configuration is still there, plugstack.conf names a plugin that is gone, and jobs run."""
+    installed.run("apt-get", "remove", "-y", "jit-ckpt", timeout=120)
+    assert all((installed.root / name[1:]).exists() for name in CONFIGURATION)
+    assert not list(installed.root.glob("usr/lib/*/jit-ckpt/jit_ckpt.so"))
+    assert installed.run("srun", "-p", "main", "-N2", "hostname").stdout.split() != []
+    wait_idle(site[0])
+
+
+def test_purge_leaves_nothing(installed: Machine, before: set[str]) -> None:
+    """`apt purge` leaves no file and no folder of ours, the spool, the log and the site's own checks included."""
+    for name in ("var/log/jit-ckpt.log", "var/log/jit-ckpt.log.2.gz", "etc/jit-ckpt/checks.d/own"):
+        (installed.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed.root / name).touch()
+    installed.run("apt-get", "purge", "-y", "jit-ckpt", timeout=120)
+    assert installed.files() - before == set()
+    assert before - installed.files() == set()
+    for name in ("usr/lib/jit-ckpt", "usr/share/jit-ckpt", "etc/jit-ckpt", "var/spool/jit-ckpt"):
+        assert not (installed.root / name).exists()
