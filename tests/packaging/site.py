@@ -30,6 +30,7 @@ NOISE: Final = (
     "var/lib/dpkg",
     "var/lib/apt",
     "var/lib/logrotate",
+    "root/.rpmdb",
     "var/cache",
     "etc/slurm/slurm.conf",
 )
