@@ -71,7 +71,8 @@ def running(host: Host, program: str) -> list[int]:
     found = []
     for pid in namespaces.processes([host]):
         with contextlib.suppress(OSError):  # ended meanwhile
-            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == program:
+            name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+            if name.removesuffix("-wlm") == program:  # what a newer daemon that starts itself anew has on Debian
                 found.append(pid)
     return found
 
