@@ -24,6 +24,7 @@ from typing import Any, Final
 LINE_LIMIT: Final = 1 << 20  # a fault names the node of every rank: 20 bytes for each of 50,000
 CONNECTIONS: Final = 64  # only a few ranks of a launch speak, one notice a connection
 PATIENCE: Final = 10.0  # seconds a connection may take to deliver its line
+AGAIN: Final = 0.05  # seconds until a caller that was turned away calls again
 MAC_BYTES: Final = 32
 REPLY: Final = b"ok\n"
 
@@ -50,24 +51,34 @@ def send(launcher: str, event: Mapping[str, Any], patience: float) -> bool:
     """Tell jit-srun about an event; `launcher` is "host:port:key", `patience` in seconds is for all of it.
 
     Returns False when jit-srun cannot be reached or does not answer: then it is dead, and the ranks are on their own.
+    One that hangs up without an answer is alive and has too many callers at the moment; it is called again.
     """
     deadline = time.monotonic() + patience
     try:
         host, port, key = launcher.rsplit(":", 2)
         line = encode(event, key)
-        with socket.create_connection((host, int(port)), timeout=_left(deadline)) as connection:
-            connection.settimeout(_left(deadline))
-            connection.sendall(line)
-            reply = b""
-            while not reply.endswith(b"\n"):
-                connection.settimeout(_left(deadline))
-                piece = connection.recv(len(REPLY))
-                if not piece:
-                    break
-                reply += piece
-            return reply == REPLY
+        while not _delivered((host, int(port)), line, deadline):
+            if time.monotonic() + AGAIN > deadline:
+                return False
+            time.sleep(AGAIN)
     except (OSError, ValueError):
         return False
+    return True
+
+
+def _delivered(address: tuple[str, int], line: bytes, deadline: float) -> bool:
+    reply = b""
+    gone = contextlib.suppress(ConnectionResetError, BrokenPipeError)
+    with socket.create_connection(address, timeout=_left(deadline)) as connection, gone:
+        connection.settimeout(_left(deadline))
+        connection.sendall(line)
+        while not reply.endswith(b"\n"):
+            connection.settimeout(_left(deadline))
+            piece = connection.recv(len(REPLY))
+            if not piece:
+                break
+            reply += piece
+    return reply == REPLY
 
 
 @dataclass
@@ -108,13 +119,13 @@ class Listener:
     def receive(self) -> list[dict[str, Any]]:
         """Return the events that have arrived, in order of arrival, without waiting."""
         events: list[dict[str, Any]] = []
-        for key, _ in self._selector.select(0):
-            if key.fileobj is self._server:
-                self._accept()
-                continue
-            event = self._read(self._callers[key.fd])
+        ready = {key.fd for key, _ in self._selector.select(0)}
+        for caller in [self._callers[fd] for fd in ready if fd in self._callers]:
+            event = self._read(caller)
             if event is not None:
                 events.append(event)
+        if self._server.fileno() in ready:
+            self._accept()  # last: it may turn callers away, but none who has spoken
         for caller in [c for c in self._callers.values() if c.until < self._clock()]:
             self._drop(caller)
         return events
@@ -133,9 +144,7 @@ class Listener:
             except OSError:
                 return
             if len(self._callers) >= CONNECTIONS:
-                connection.close()
-                self.dropped += 1
-                continue
+                self._drop(next(iter(self._callers.values())))  # the oldest: a rank speaks at once, others hold a place
             connection.setblocking(False)
             self._callers[connection.fileno()] = _Caller(connection, self._clock() + PATIENCE, bytearray())
             self._selector.register(connection, selectors.EVENT_READ)

@@ -92,7 +92,7 @@ def test_a_line_without_end_is_cut_off(listener: Listener) -> None:
 
 
 def test_many_connections_do_not_keep_the_ranks_out() -> None:
-    """Idle connections are bounded in number and in life; afterwards a rank is heard again."""
+    """Idle connections are bounded in number and in life; a rank is heard while they are there and afterwards."""
     now = [0.0]
     listener = Listener("127.0.0.1", clock=lambda: now[0])
     idle = []
@@ -101,14 +101,33 @@ def test_many_connections_do_not_keep_the_ranks_out() -> None:
         listener.receive()
     gather(listener, 0, dropped=5)
     assert listener.dropped == 5
+    early = speak(listener, notice.encode(EVENT, listener.key))
+    assert gather(listener, 1) == [EVENT]
     now[0] = notice.PATIENCE + 1
     listener.receive()
     assert listener.dropped == notice.CONNECTIONS + 5
-    speaker = speak(listener, notice.encode(EVENT, listener.key))
+    late = speak(listener, notice.encode(EVENT, listener.key))
     assert gather(listener, 1) == [EVENT]
-    for connection in [*idle, speaker]:
+    for connection in [*idle, early, late]:
         connection.close()
     listener.close()
+
+
+def test_a_rank_that_is_turned_away_calls_again() -> None:
+    """A jit-srun that hangs up without an answer is alive; it is not taken for dead."""
+    told: list[bool] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        launcher = f"127.0.0.1:{server.getsockname()[1]}:{KEY}"
+        thread = threading.Thread(target=lambda: told.append(notice.send(launcher, EVENT, 10.0)))
+        thread.start()
+        for _ in range(3):
+            server.accept()[0].close()
+        caller = server.accept()[0]
+        assert notice.decode(caller.recv(1 << 16), KEY) == EVENT
+        caller.sendall(notice.REPLY)
+        thread.join(10)
+        caller.close()
+    assert told == [True]
 
 
 @given(st.binary())
