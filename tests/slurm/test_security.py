@@ -30,12 +30,12 @@ def door_of(job: str) -> tuple[str, str]:
 @pytest.mark.timeout(400)
 def test_strangers_do_not_disturb_a_failure(cluster: Cluster, reference: Training, out: Path) -> None:
     """Connections of nonsense to jit-srun without end while a rank dies: same bits, one minibatch again."""
-    run = submit(cluster, out, "kill:backward:1:12", trainee=("--pause=0.3",), sbatch=("--exclude=n5",))
+    run = submit(cluster, out, "kill:backward:1:36", trainee=("--pause=0.4",), sbatch=("--exclude=n5",))
     run.wait_minibatch(2)
     stranger = cluster.popen("n5", sys.executable, str(STRANGER), *door_of(run.job), "10000", user=True)
     assert run.end(timeout=300) == "COMPLETED", run.log
     accepted = int(stranger.communicate(timeout=90)[0].splitlines()[-1])
-    assert accepted > 200, "the stranger was not let near; nothing was tried"
+    assert accepted > 100, "the stranger was not let near; nothing was tried"
     assert_equal(run, reference)
     assert decisions(run)[0] == "relaunch", run.log
     assert run.replayed() == 1
