@@ -24,10 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))  # the first one makes the machines' root file system
 
 
-def make(target: str) -> Path:
-    """Run `make TARGET` and return the path that it prints last."""
+def make(*words: str) -> Path:
+    """Run `make TARGET [NAME=VALUE ...]` and return the path that it prints last."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    done = subprocess.run(["make", target], cwd=REPO, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["make", *words], cwd=REPO, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return REPO / done.stdout.splitlines()[-1]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_plugin import contract
+from tests.packaging.conftest import make
 from tests.packaging.site import Machine, wait_idle
 
 CONFIGURATION = ("/etc/jit-ckpt.conf", "/etc/slurm/plugstack.conf.d/jit-ckpt.conf", "/etc/logrotate.d/jit-ckpt")
@@ -63,6 +64,20 @@ def test_depends_on_the_slurm_it_was_built_for(deb: Path) -> None:
     lower = f"slurm-wlm-basic-plugins (>= {version}) | slurm-smd (>= {version})"
     upper = lower.replace(">=", "<<").replace(version, f"{major}.{int(minor) + 1:02d}~")
     assert field(deb, "Depends") == f"libc6, python3 (>= 3.11), {lower}, {upper}"
+
+
+def test_holds_what_make_install_puts_into_place(deb: Path, tmp_path: Path) -> None:
+    """A host without packages gets the same files at the same places, and keeps the configuration that it had."""
+    conf = tmp_path / "etc" / "jit-ckpt.conf"
+    conf.parent.mkdir()
+    conf.write_text("keep = 3\n", encoding="utf-8")
+    make("install", f"DESTDIR={tmp_path}")
+    assert conf.read_text(encoding="utf-8") == "keep = 3\n"
+    shown = subprocess.run(["dpkg-deb", "-c", deb], capture_output=True, text=True, check=True).stdout
+    packed = {line.split()[5][2:] for line in shown.splitlines() if not line.startswith("d")}
+    placed = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    only = {name for name in packed if name.endswith((".whl", "/copyright", "/changelog.gz"))}
+    assert placed == packed - only | {"usr/share/doc/jit-ckpt/CHANGELOG.md"}
 
 
 def test_what_is_installed_works(installed: Machine) -> None:
@@ -122,12 +137,18 @@ def test_an_upgrade_keeps_what_was_edited(
 
 
 def test_removal_hurts_nobody(installed: Machine, site: tuple[Machine, ...]) -> None:
-    """After `apt remove` the configuration is still there, plugstack.conf names a plugin that is gone, and jobs run."""
+    """After `apt remove` jobs run and no node is drained, although plugstack.conf and slurm.conf still name us."""
+    conf = installed.root / "etc/slurm/slurm.conf"
+    before = conf.read_text(encoding="utf-8")
+    conf.write_text(f"{before}Prolog=/usr/lib/jit-ckpt/prolog\nEpilog=/usr/lib/jit-ckpt/epilog\n", encoding="utf-8")
+    installed.run("systemctl", "restart", "slurmd")
     installed.run("apt-get", "remove", "-y", "jit-ckpt", timeout=120)
     assert all((installed.root / name[1:]).exists() for name in CONFIGURATION)
     assert not list(installed.root.glob("usr/lib/*/jit-ckpt/jit_ckpt.so"))
-    assert installed.run("srun", "-p", "main", "-N2", "hostname").stdout.split() != []
+    assert installed.run("srun", "-p", "main", "-w", "c1", "hostname").stdout == "c1\n"
     wait_idle(site[0])
+    conf.write_text(before, encoding="utf-8")
+    installed.run("systemctl", "restart", "slurmd")
 
 
 def test_purge_leaves_nothing(installed: Machine, before: set[str]) -> None:

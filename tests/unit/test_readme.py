@@ -22,6 +22,16 @@ def test_every_make_command_is_a_target() -> None:
     assert named <= targets
 
 
+def test_every_make_command_is_run_by_something() -> None:
+    """What the README tells to make is run by CI or by a test, or takes so long that people run it; the rest of its
+    commands are typed by tests/slurm/test_readme.py."""
+    by_hand = {"demo", "bench", "test-on"}  # minutes each, and another release of Debian
+    run = re.findall(r"\bmake ([a-z][\w-]*)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    for test in (ROOT / "tests" / "packaging").glob("*.py"):
+        run += re.findall(r'\bmake\("([a-z][\w-]*)"', test.read_text(encoding="utf-8"))
+    assert set(re.findall(r"\bmake ([a-z][\w-]*)", README)) - by_hand <= set(run)
+
+
 def test_every_path_exists() -> None:
     """Folders and files that the README names are in the tree."""
     text = re.sub(r"build/\S*", "", README)
