@@ -34,8 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _browse(words: Sequence[str]) -> int:
-    from jitmpi import browse
-
+    try:
+        from jitmpi import browse
+    except ModuleNotFoundError as error:
+        if error.name not in ("h5py", "numpy"):
+            raise
+        where = f"{sys.executable} lacks it: use the jit-ckpt of the environment that trains, or install it there"
+        print(f"jit-ckpt: {words[0]} needs {error.name}, and {where}", file=sys.stderr)
+        return USAGE
     return browse.main(words)
 
 

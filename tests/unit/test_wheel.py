@@ -121,6 +121,18 @@ def test_cluster_side_needs_only_the_standard_library(installed: Path) -> None:
     assert "dist-packages" not in done.stdout
 
 
+@pytest.mark.parametrize("words", [["ls", "/tmp"], ["show", "--help"], ["config"], ["doctor", "--help"]], ids=" ".join)
+def test_commands_on_a_host_without_h5py(installed: Path, words: list[str]) -> None:
+    """What reads checkpoints says in one line what it needs; what looks at the cluster works."""
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); from jitmpi.cli import main; sys.exit(main())"
+    done = run([DISTRIBUTION, "-I", "-S", "-B", "-c", code, *words], installed)
+    if words[0] in ("config", "doctor"):
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 2
+        assert re.fullmatch(rf"jit-ckpt: {words[0]} needs (h5py|numpy), and \S+ lacks it: .*\n", done.stderr)
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hooks(installed: Path, hook: str) -> None:
     """The hooks run from the wheel too; for a job that is none of ours they do nothing and end with 0."""
