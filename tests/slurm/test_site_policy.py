@@ -36,8 +36,8 @@ def test_a_job_that_did_not_ask_is_protected(policed: Cluster, reference: Traini
 
 def test_a_time_limit_needs_no_signal_of_the_user(policed: Cluster, reference: Training, out: Path) -> None:
     """sbatch sets Slurm's warning by itself; it reaches the ranks, which save; the job goes back to the queue."""
-    run = submit(policed, out, sbatch=("--time=2",), trainee=("--pause=2.0",))
-    run.wait(lambda: bool(run.manifests()), 150)
+    run = submit(policed, out, sbatch=("--time=2",), trainee=("--pause=4.0",))
+    run.wait(lambda: bool(run.manifests()), 180)
     assert run.manifests()[0]["fault"]["kind"] == "signal"
     run.wait(lambda: bool(decisions(run)), 30)
     assert decisions(run)[0] == "requeue"
