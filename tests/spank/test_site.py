@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from slurm_plugin import contract
 from slurm_plugin.site import SiteError, parse
+from tests.spank.conftest import FREE_OF_SLURM, SPANK
 
 Parse = Callable[[bytes], tuple[Any, str]]
 Load = Callable[..., tuple[Any, str]]
@@ -182,3 +185,34 @@ def test_limits(library: ctypes.CDLL, parse_site: Parse, canonical: Any, tmp_pat
     out = ctypes.create_string_buffer(9000)
     library.jit_options_format(ctypes.byref(options), out, ctypes.c_size_t(len(out)))
     assert out.value == b"dir=/d,keep=3,requeues=4,settle=7,spares=1"
+
+
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """Site's files, scripts and command lines of random bytes under both sanitizers: no finding, the same verdicts."""
+    program = tmp_path / "driver"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    sources = [str(Path(__file__).with_name("files_driver.c")), *(str(SPANK / name) for name in FREE_OF_SLURM)]
+    subprocess.run(["gcc", *flags, f"-I{SPANK}", *sources, "-o", str(program)], check=True, timeout=120)
+    draw = random.Random(2024)
+    words = [*KEYS, "#SBATCH", "--partition", "-p", "-t", "1-2:3", ":", "hetjob", "'", '"', "\\", "--jit-ckpt=off"]
+    texts = [b"", b"x" * 70_000, b"#SBATCH -p " + b"x" * 60_000, b"dir=/" + b"x" * 5000, b"#SBATCH --time=" + b"9" * 40]
+    for _ in range(600):
+        text = bytearray()
+        for _ in range(draw.randrange(6)):
+            parts = [
+                draw.choice(words),
+                draw.choice(["=", " ", " = ", ""]),
+                draw.choice(VALUES),
+                draw.choice(["\n", " ", ""]),
+            ]
+            text += "".join(parts).encode()
+        for _ in range(draw.randrange(3) if text else 0):
+            text[draw.randrange(len(text))] = draw.randrange(256)
+        texts.append(bytes(text))
+    paths = [tmp_path / f"{number}" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text)
+    done = subprocess.run([program, *paths], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for text, answer in zip(texts, done.stdout.split(), strict=True):
+        assert (answer == "0") == (python_says(text)[1] == ""), text
