@@ -1,9 +1,9 @@
 """`python -m bench [GROUP ...]`: measure, print a table, write build/bench/<group>.json.
 
-Groups: hot_path (what a minibatch pays), save (throughput of a checkpoint), hooks (what a job on a node waits for), submit
-(what jobs without the option pay), detect (until a failure is known), recovery (until training goes on), gpu (what it costs
-on a GPU; nothing without one). hooks, submit, detect and recovery bring up a real cluster (root). Nothing that was started
-stays.
+Groups: hot_path (what a minibatch pays), save (throughput of a checkpoint), hooks (what a job on a node waits for),
+submit (what jobs without the option pay), detect (until a failure is known), recovery (until training goes on), gpu
+(what it costs on a GPU; nothing without one). hooks, submit, detect and recovery bring up a real cluster (root).
+Nothing that was started stays.
 """
 
 from __future__ import annotations
