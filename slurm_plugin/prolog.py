@@ -22,18 +22,16 @@ def main() -> int:
 
 def refuse(occasion: Occasion) -> int:
     """Look at the node; EXIT_NODE_BAD lets slurmd drain it and requeue the job."""
-    _note_beginning(occasion)
     verdict = health.judge(occasion.look().findings)
-    if verdict.state == health.HEALTHY:
-        return 0
-    occasion.say(f"{occasion.node} is {verdict.state}: {verdict.evidence} (before job {occasion.job})")
-    if verdict.state != BAD:
-        return 0
-    if not occasion.site.drain:
+    if verdict.state != health.HEALTHY:
+        occasion.say(f"{occasion.node} is {verdict.state}: {verdict.evidence} (before job {occasion.job})")
+    if verdict.state == BAD and occasion.site.drain:
+        occasion.mark(verdict)  # for the reason: slurmd's own is only "Prolog error"
+        return contract.EXIT_NODE_BAD
+    if verdict.state == BAD:
         occasion.say("not refused: drain = off")
-        return 0
-    occasion.mark(verdict)  # for the reason: slurmd's own is only "Prolog error"
-    return contract.EXIT_NODE_BAD
+    _note_beginning(occasion)  # last: no epilog clears the spool of a job that was refused
+    return 0
 
 
 def _note_beginning(occasion: Occasion) -> None:

@@ -35,6 +35,7 @@ def test_a_bad_node_is_refused_and_says_why(node: Node) -> None:
     node.program("fans", "echo fan 3 stands still; exit 1")
     assert refuse(node.occasion("prolog")) == EXIT_NODE_BAD
     assert node.drained() == ["jit-ckpt: fans: fan 3 stands still job 17"]
+    assert node.jobs() == []  # no epilog comes to clear it
     assert "fan 3 stands still" in node.log[0]
 
 
