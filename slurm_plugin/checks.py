@@ -77,10 +77,9 @@ Check = Callable[[Look, float], End]
 def look(at: Look, table: Mapping[str, Check] | None = None) -> Seen:
     """Run the checks of the table (all of this module) that the site wants, and return everything they found."""
     wanted, checks = at.site.checks, CHECKS if table is None else table
-    names = (
-        [] if wanted == ("off",) else [name for name in (*checks, kernel_log.CHECK) if name in wanted or wanted == ON]
-    )
-    unknown = [n for n in wanted if n not in (*checks, kernel_log.CHECK, "on", "off")]
+    known = (*checks, kernel_log.CHECK)
+    names = [name for name in known if name in wanted or wanted == ON]
+    unknown = [name for name in wanted if name not in (*known, "on", "off")]
     findings = [Finding(name, NOTE, f"there is no check {name}") for name in unknown]
     deadline = time.monotonic() + at.site.check_patience
     ends = [(name, _begin(name, checks[name], at, deadline)) for name in names if name in checks]
