@@ -71,7 +71,7 @@ def replaces(payload: bytes, older: bytes) -> bool:
 
 @lru_cache(maxsize=16)
 def _layout(names: tuple[str, ...]) -> tuple[bytes, struct.Struct]:
-    return json.dumps(names).encode(), struct.Struct(f"!{len(names)}I")
+    return json.dumps(names).encode(), struct.Struct(f"={len(names)}I")
 
 
 def strict(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
@@ -113,7 +113,7 @@ def decode_pieces(payload: bytes, start: int = 0) -> dict[str, bytes]:
     start += size
     if count * 4 > len(payload) - start:
         raise ValueError("it is cut short")
-    lengths = struct.unpack_from(f"!{count}I", payload, start)
+    lengths = struct.unpack_from(f"={count}I", payload, start)
     pieces = dict(zip(_strings(names), _split(payload, start + 4 * count, lengths), strict=True))
     if len(pieces) != count:
         raise ValueError("two of its pieces have one name")

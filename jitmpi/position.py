@@ -27,11 +27,6 @@ class Position:
     index: int
     done: bool = False
 
-    @property
-    def feed_key(self) -> bytes:
-        """Name the feed that this position lies in."""
-        return b"%d.%d" % (self.epoch, self.feed)
-
     def encode(self) -> bytes:
         """Return JSON text."""
         done = "true" if self.done else "false"

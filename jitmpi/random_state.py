@@ -22,15 +22,16 @@ from jitmpi.errors import MismatchError
 GAUSS = struct.Struct("<?d")  # behind Python's words: whether it holds a normal number back, and which
 MTRAND = "numpy.random.mtrand"  # is there once NumPy's generators are in use
 CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-PYTHON, NUMPY = "random/python", "random/numpy"
-ENGINE = "memory/torch"  # the torch generator's memory; `settled` makes "random/torch" of it
+MEMORY = "memory/"  # pieces as they lie in memory; `settled` makes those of `capture` of them
+TORCH_ENGINE, PYTHON_WORDS, NUMPY_WORDS = "memory/torch", "memory/python", "memory/numpy"
+PYTHON_GAUSS, NUMPY_GAUSS = "memory/python-gauss", "memory/numpy-gauss"
 
 
 def capture() -> dict[str, bytes]:
     """Copy the states of Python, NumPy (once loaded), torch and every CUDA device (once started)."""
     pieces = {"random/python": _python_state(), "random/torch": memory.asked(torch.default_generator)}
     if MTRAND in sys.modules:
-        pieces[NUMPY] = _numpy_state(sys.modules[MTRAND]._rand)
+        pieces["random/numpy"] = _numpy_state(sys.modules[MTRAND]._rand)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         pieces.update(_cuda_states())
     return pieces
@@ -40,20 +41,22 @@ class Taps:
     """The generators as `capture` would find them now, for captures that must not allocate.
 
     Attributes:
-        memory: piece -> the parts that it is made of: constants, and memory to be copied; `GAUSS` room ends Python's.
-        python: Python's generator where its words are in `memory`, for `gauss_next`; else None.
-        asks: whether there can be states that are not in `memory`, see `others`.
+        large: piece -> the words of a generator, in memory.
+        small: piece -> what else one keeps in memory, for each capture.
+        python: Python's generator where its words are in `large`, for `gauss_next`; else None.
+        asks: whether there can be states that are not in memory, see `others`.
     """
 
     def __init__(self) -> None:
-        self.memory: dict[str, tuple[bytes | memoryview, ...]] = {}
+        self.large: dict[str, memoryview] = {}
+        self.small: dict[str, memoryview] = {}
         self.python: Any = None
-        if _PYTHON is not None:
-            self.memory[PYTHON] = (_PYTHON, bytes(GAUSS.size))
-            self.python = _PYTHON_SOURCE
         engine = memory.torch_engine(torch.default_generator)
         if engine is not None:
-            self.memory[ENGINE] = (engine,)
+            self.large[TORCH_ENGINE] = engine
+        if _PYTHON is not None:
+            self.large[PYTHON_WORDS] = _PYTHON
+            self.python = _PYTHON_SOURCE
         self._numpy: Any = None
         self._bits: Any = None
         if MTRAND in sys.modules:
@@ -61,8 +64,8 @@ class Taps:
             self._bits = self._numpy._bit_generator
             places = memory.numpy(self._numpy)
             if places is not None:
-                self.memory[NUMPY] = (b"M", *places)
-        self.asks = CUDA or len(self.memory) < (2 if self._numpy is None else 3)
+                self.large[NUMPY_WORDS], self.small[NUMPY_GAUSS] = places
+        self.asks = CUDA or len(self.large) < (2 if self._numpy is None else 3)
 
     def stale(self) -> bool:
         """Whether the generators have changed places: NumPy was loaded, or another one put under its functions."""
@@ -71,21 +74,31 @@ class Taps:
     def others(self) -> dict[str, bytes]:
         """Ask for the states that are not in `memory`."""
         pieces: dict[str, bytes] = {}
-        if PYTHON not in self.memory:
-            pieces[PYTHON] = _python_state()
-        if ENGINE not in self.memory:
+        if self.python is None:
+            pieces["random/python"] = _python_state()
+        if TORCH_ENGINE not in self.large:
             pieces["random/torch"] = memory.asked(torch.default_generator)
-        if self._numpy is not None and NUMPY not in self.memory:
-            pieces[NUMPY] = _numpy_state(self._numpy)
+        if self._numpy is not None and NUMPY_WORDS not in self.large:
+            pieces["random/numpy"] = _numpy_state(self._numpy)
         if CUDA and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             pieces.update(_cuda_states())
         return pieces
 
 
 def settled(pieces: dict[str, bytes]) -> dict[str, bytes]:
-    """Put what was copied from memory into the form that is kept; the rest is left alone."""
-    if ENGINE in pieces:
-        pieces["random/torch"] = memory.torch_state(pieces.pop(ENGINE))
+    """Put what was copied from memory into the form that is kept; the rest is left alone.
+
+    Raises:
+        struct.error: it is malformed.
+    """
+    gauss, numpy_gauss = pieces.pop(PYTHON_GAUSS, b""), pieces.pop(NUMPY_GAUSS, b"")
+    engine, words, numpy_words = (pieces.pop(name, b"") for name in (TORCH_ENGINE, PYTHON_WORDS, NUMPY_WORDS))
+    if engine:
+        pieces.setdefault("random/torch", memory.torch_state(engine))
+    if words and gauss:
+        pieces.setdefault("random/python", words + gauss)
+    if numpy_words and numpy_gauss:
+        pieces.setdefault("random/numpy", b"M" + numpy_words + numpy_gauss)
     return pieces
 
 

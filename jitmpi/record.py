@@ -16,13 +16,13 @@ from jitmpi import codec, leave, messages
 from jitmpi.events import Context
 from jitmpi.random_state import Taps
 from jitmpi.settle import Place
-from jitmpi.sheet import Sheet
+from jitmpi.sheet import Base, Sheet
 
 if TYPE_CHECKING:
     from jitmpi.agent import Agent
     from jitmpi.buffers import BufferShadow
     from jitmpi.device import StreamClock
-    from jitmpi.position import Position, Where
+    from jitmpi.position import Where
 
 SHEETS = 5  # that are used in turn: two contexts, up to two forecasts and the one that is written
 LARGE = 64 << 10  # bytes of run.state: to write them takes a few milliseconds, twice a minibatch
@@ -36,18 +36,18 @@ class Recorder:
     def __init__(self, agent: Agent, shadow: BufferShadow, clock: StreamClock) -> None:
         self._agent, self._gate, self._shadow, self._clock = agent, agent.gate, shadow, clock
         self._rank = agent.settings.rank
-        self._start: dict[str, bytes] = {}  # what the current feed began with; part of every context of it
         self._minibatch = -1
         self._first = True
         self._warned = False
         self._foreseen: Sheet | None = None  # the newest forecast, if every buddy has it
         self._taps = Taps()
+        self._base = Base(0, {}, self._taps)  # of the current feed; part of every context of it
         self._sheets = self._set_aside()
 
-    def opened(self, position: Position, start: dict[str, bytes]) -> None:
+    def opened(self, start: Mapping[str, bytes]) -> None:
         """Note a new feed and tell the buddies what it began with, once."""
-        self._start = start
-        self._agent.hand_over_start(Context(self._rank, -1, True, {"feed": position.feed_key, **start}))
+        self._base = Base(self._base.number + 1, start, self._taps)
+        self._agent.hand_over_start(Context(self._rank, -1, True, self._base.pieces))
 
     def begin_update(self) -> None:
         """Note that the tensors are about to change; does not return once something has failed."""
@@ -80,6 +80,7 @@ class Recorder:
             self._clock.closed()
         if self._taps.stale():
             self._taps = Taps()
+            self._base.align(self._taps)
             self._sheets = self._set_aside()
         sheet = self._capture(minibatch, where, user, own, shadow.pieces() if shadow.watches else NOTHING)
         # A forecast that came true need not be told again; a state of the user's own is checked against the exact one.
@@ -124,11 +125,10 @@ class Recorder:
                 break
         if self._gate.closed:  # the agent may read any of them
             sheet = Sheet(self._rank, self._taps)
-        sheet.kept = self._start
-        more = b""
+        sheet.kept, more = NOTHING, b""
         if self._taps.asks or own or user or buffers:
             more = self._more(sheet, user, own, buffers)
-        sheet.fill(minibatch, where, more)
+        sheet.fill(minibatch, where, self._base, more)
         return sheet
 
     def _more(
@@ -145,7 +145,7 @@ class Recorder:
         if self._shadow.travels:
             pieces.update(buffers)
         else:
-            sheet.kept = {**self._start, **buffers}
+            sheet.kept = buffers
         return messages.encode_pieces(pieces) if pieces else b""
 
     def _set_aside(self) -> list[Sheet]:

@@ -160,7 +160,7 @@ class Run:
             if target.done:
                 return None
         if self._recorder is not None:
-            self._recorder.opened(Position(self._epoch, number, 0), {f"start/{k}": v for k, v in feed.start.items()})
+            self._recorder.opened({f"start/{k}": v for k, v in feed.start.items()})
         return feed
 
     def _aim(self, cursor: Cursor) -> None:

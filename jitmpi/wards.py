@@ -1,12 +1,13 @@
 """Put together the replay contexts that other ranks handed over; read only after a fault.
 
-Rule: cheap while nothing fails. What a feed began with comes once a feed; the rest comes with every minibatch.
+Rule: cheap while nothing fails. What a feed began with comes once a feed; what is new, with every minibatch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from jitmpi import sheet
 from jitmpi.errors import WireError
@@ -35,7 +36,7 @@ class Wards:
         """Return the wards' contexts for minibatches next to `minibatch`: survivors differ by one at most."""
         found: list[Context] = []
         for rank, starts in sorted(self._starts.items()):
-            begun = [context for context in map(_read, list(starts)) if context is not None]
+            begun = [context.pieces for context in map(_read, list(starts)) if context is not None]
             for context in map(_read, self._frames(rank)):
                 if context is not None and context.rank == rank and abs(context.minibatch - minibatch) <= 1:
                     whole = _join(context, begun)
@@ -44,12 +45,13 @@ class Wards:
         return tuple(found)
 
 
-def _join(context: Context, begun: list[Context]) -> Context | None:
+def _join(context: Context, begun: list[Mapping[str, bytes]]) -> Context | None:
     """Put a context together with what its feed began with; None when that is not known."""
-    feed = context.pieces.get("feed")
-    for start in reversed(begun):
-        if start.pieces.get("feed") == feed:
-            return Context(context.rank, context.minibatch, context.exact, {**start.pieces, **context.pieces})
+    number = context.pieces.get(sheet.BEGAN)
+    for base in reversed(begun):
+        if base.get(sheet.BEGAN) == number:
+            with suppress(WireError):
+                return sheet.whole(context, base)
     return None
 
 

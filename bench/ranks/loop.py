@@ -63,8 +63,8 @@ class Watch:
                 with self.look:
                     inner(*args, **kwargs)
                 return
-            # The CPU clock is read outside: to read it is a system call, at whose end the kernel takes the processor away
-            # from a thread that has had its share, as any computing thread has where there are more of them than cores.
+            # The CPU clock is read outside the span: that is a system call, at whose end the kernel takes the processor
+            # from a thread that has had its share, as computing threads have where there are more of them than cores.
             cpu = time.thread_time()
             begin = time.perf_counter()
             inner(*args, **kwargs)

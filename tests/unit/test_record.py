@@ -11,7 +11,6 @@ import torch
 from jitmpi.buffers import BufferShadow
 from jitmpi.device import CPU, StreamClock
 from jitmpi.events import Context
-from jitmpi.position import Position
 from jitmpi.record import Recorder
 from jitmpi.settle import Gate
 from jitmpi.sheet import Sheet
@@ -43,7 +42,7 @@ def agent() -> Agent:
 @pytest.fixture
 def recorder(agent: Agent) -> Recorder:
     made = Recorder(agent, BufferShadow(torch.nn.Linear(1, 1)), StreamClock(CPU))  # type: ignore[arg-type]
-    made.opened(Position(0, 0, 0), {"start/x": b"began"})
+    made.opened({"start/x": b"began"})
     made.boundary(0, (0, 0, 0, False), {}, {})
     return made
 

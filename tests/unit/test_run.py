@@ -24,8 +24,8 @@ class Log:
         self.start: dict[str, bytes] = {}
         self.events: list[str] = []
 
-    def opened(self, position: Position, start: dict[str, bytes]) -> None:
-        self.start = {**start, "feed": position.feed_key}
+    def opened(self, start: dict[str, bytes]) -> None:
+        self.start = start
 
     def boundary(self, minibatch: int, where: Where, user: Any, own: Any, *, idle: bool = False) -> None:
         from jitmpi import codec, random_state
