@@ -80,7 +80,7 @@ class Agent:
 
     def hand_over(self, sheet: Sheet) -> bool:
         """Training thread: give the buddies this rank's replay context, never waiting; True when all have it."""
-        return not self._buddies or self._plane.offer(self._buddies, Kind.CONTEXT, *sheet.parts)
+        return not self._buddies or self._plane.offer(self._buddies, Kind.CONTEXT, sheet.parts)
 
     def began(self, minibatch: int) -> None:
         """Training thread: every rank has S(minibatch); until the first update there is nothing new to save."""

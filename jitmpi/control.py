@@ -197,15 +197,16 @@ class ControlPlane:
         for link in list(self._links.values()):
             link.send(kind, payload)
 
-    def offer(self, ranks: Sequence[int], kind: Kind, *parts: wire.Buffer) -> bool:
-        """Send a payload in parts to some ranks, as far as they take it at once; False unless all did.
+    def offer(self, ranks: Sequence[int], kind: Kind, parts: Sequence[wire.Buffer]) -> bool:
+        """Send a payload that lies in parts to some ranks, as far as they take it at once; False unless all did.
 
         For the training thread: it never waits, and the payload is hashed once.
         """
-        hashed, all_took = wire.digest(*parts), True
+        hashed, size, all_took = wire.digest(parts), sum(map(len, parts)), True
         for rank in ranks:
             link = self._links.get(rank)
-            all_took &= link is not None and link.offer(kind, parts, hashed)
+            if link is None or not link.offer(kind, parts, size, hashed):
+                all_took = False
         return all_took
 
     def contexts(self, rank: int) -> list[bytes]:

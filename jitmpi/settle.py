@@ -91,22 +91,21 @@ class Gate:
 
     def foresee(self, forecast: Noted) -> None:
         """Training thread: the forward pass is done."""
-        here = self.place
-        self.place = Place(here.phase, here.minibatch, here.context, forecast)
+        phase, minibatch, context, _ = self.place
+        self.place = Place(phase, minibatch, context, forecast)
 
     def begin_update(self) -> None:
         """Training thread: about to change the tensors; does not return once the gate is closed."""
         before = self.place
-        self.place = Place("updating", before.minibatch, before.context, before.forecast)
+        self.place = Place("updating", *before[1:])
         if self.closed and before.phase != "tail":  # between two updates of one minibatch there is no rest
             self.place = before
             self.park()
 
     def end_update(self) -> None:
         """Training thread: the tensors are S(m+1)."""
-        here = self.place
         self._updates += 1
-        self.place = Place("tail", here.minibatch, here.context, here.forecast)
+        self.place = Place("tail", *self.place[1:])
         if self.closed:
             self._wake()
 

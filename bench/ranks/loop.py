@@ -97,9 +97,9 @@ class Agent:
         self.sizes: list[int] = []
         offer = ControlPlane.offer
 
-        def sized(plane: ControlPlane, ranks: Any, kind: Any, *parts: Any) -> bool:
+        def sized(plane: ControlPlane, ranks: Any, kind: Any, parts: Any) -> bool:
             self.sizes.append(sum(map(len, parts)))
-            return offer(plane, ranks, kind, *parts)
+            return offer(plane, ranks, kind, parts)
 
         setattr(ControlPlane, "offer", sized)  # noqa: B010
 

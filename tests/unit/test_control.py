@@ -108,12 +108,12 @@ def test_the_last_contexts_are_kept_also_of_the_dead(ranks: World) -> None:
     """Contexts make no events; the newest can be asked for, oldest first, after their sender is gone."""
     a, b = ranks.connected(2)
     for number in range(control.KEPT + 3):
-        assert a.offer((1,), messages.CONTEXT, b"%d" % number)
+        assert a.offer((1,), messages.CONTEXT, [b"%d" % number])
     a.close()
     assert until(b, bool) == [Gone(0, unreachable=False, said_goodbye=False)]
     assert b.contexts(0) == [b"%d" % number for number in range(3, control.KEPT + 3)]
     assert b.contexts(5) == []
-    assert not b.offer((0,), messages.CONTEXT, b"late")
+    assert not b.offer((0,), messages.CONTEXT, [b"late"])
 
 
 def test_forecasts_of_many_micro_batches_take_one_place(ranks: World) -> None:
@@ -122,7 +122,7 @@ def test_forecasts_of_many_micro_batches_take_one_place(ranks: World) -> None:
     exact = messages.encode_context(Context(0, 4, True, {}))
     forecasts = [messages.encode_context(Context(0, 5, False, {"n": b"%d" % n})) for n in range(3 * control.KEPT)]
     for payload in (exact, *forecasts):
-        assert a.offer((1,), messages.CONTEXT, payload)
+        assert a.offer((1,), messages.CONTEXT, [payload])
     a.close()
     assert until(b, bool) == [Gone(0, unreachable=False, said_goodbye=False)]
     assert b.contexts(0) == [exact, forecasts[-1]]
@@ -131,10 +131,10 @@ def test_forecasts_of_many_micro_batches_take_one_place(ranks: World) -> None:
 def test_contexts_wake_nobody_and_words_do(ranks: World) -> None:
     """A buddy sleeps while it is handed contexts, has them when it is asked, and hears at once what cannot wait."""
     a, b, c, d = ranks.connected(4)
-    assert a.offer((1,), messages.CONTEXT, b"quiet")
+    assert a.offer((1,), messages.CONTEXT, [b"quiet"])
     assert b._turn(0.3) == []
     assert b.contexts(0) == [b"quiet"]
-    assert a.offer((1,), messages.CONTEXT, b"quieter")
+    assert a.offer((1,), messages.CONTEXT, [b"quieter"])
     a.broadcast(messages.FAULT, b"loud")
     for peer in (b, c, d):
         assert until(peer, bool) == [Received(0, messages.FAULT, b"loud")]
@@ -144,7 +144,7 @@ def test_contexts_wake_nobody_and_words_do(ranks: World) -> None:
 def test_goodbye_is_told_from_a_death(ranks: World) -> None:
     """A rank that says goodbye before it leaves is not taken for a dead one, also if it never read what it was told."""
     a, b = ranks.connected(2)
-    assert b.offer((0,), messages.CONTEXT, b"unread: its end resets the connection")
+    assert b.offer((0,), messages.CONTEXT, [b"unread: its end resets the connection"])
     a.broadcast(messages.GOODBYE, b"")
     assert a.flush(time.monotonic() + WAIT)
     a.close()
@@ -331,7 +331,7 @@ def test_a_forged_context_is_left_out(ranks: World) -> None:
         thread.start()
         b.connect([Member(0, "n0", "127.0.0.1", tap.port), second], time.monotonic() + WAIT)
         thread.join(WAIT)
-        b.offer((0,), messages.CONTEXT, b"true")
+        b.offer((0,), messages.CONTEXT, [b"true"])
         until(a, lambda events: a.contexts(1) == [b"true"])
         tap.called.sendall(wire.HEADER.pack(5, 1, messages.CONTEXT) + bytes(wire.MAC_BYTES) + b"false")
         deadline = time.monotonic() + WAIT
@@ -359,7 +359,7 @@ if sys.argv[2] == "fork":
         left = [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
         names = [os.readlink(f"/proc/self/fd/{fd}") for fd in left]
         bad = [name for name in names if name.startswith("socket:") or "eventpoll" in name]
-        assert plane.offer((0,), messages.CONTEXT, b"of a child") is False
+        assert plane.offer((0,), messages.CONTEXT, [b"of a child"]) is False
         os.write(1, b"inherited %d\\n" % len(bad))
         time.sleep(60)
         os._exit(0)
@@ -397,7 +397,7 @@ Peer = Callable[[str], tuple[ControlPlane, "subprocess.Popen[str]"]]
 def test_a_killed_process_is_known_at_once(peer: Peer) -> None:
     """SIGKILL of a peer gives `Gone`, closed and not unreachable, long before any timer of the kernel's."""
     plane, process = peer("plain")
-    assert plane.offer((1,), messages.CONTEXT, b"unread")
+    assert plane.offer((1,), messages.CONTEXT, [b"unread"])
     process.kill()
     killed = time.monotonic()
     assert until(plane, bool) == [Gone(1, unreachable=False, said_goodbye=False)]
@@ -423,7 +423,7 @@ def test_a_stopped_peer_raises_no_alarm_and_never_blocks(peer: Peer) -> None:
     """A SIGSTOPped peer is a hang, not a death: no `Gone`, and sending to it does not wait."""
     plane, process = peer("plain")
     process.send_signal(signal.SIGSTOP)
-    taken = [plane.offer((1,), messages.CONTEXT, bytes(8192)) for _ in range(100)]
+    taken = [plane.offer((1,), messages.CONTEXT, [bytes(8192)]) for _ in range(100)]
     assert taken[0]
     assert not taken[-1]  # its window is full; what does not fit is dropped
     assert plane.send(1, messages.REPORT, bytes(32 << 20))

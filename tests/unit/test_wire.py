@@ -53,7 +53,7 @@ def pair() -> Iterator[Pair]:
 
 
 def seal(sealer: wire.Sealer, kind: int, payload: bytes) -> bytes:
-    return sealer.seal(kind, len(payload), wire.digest(payload)) + payload
+    return sealer.seal(kind, len(payload), wire.digest([payload])) + payload
 
 
 @given(st.lists(st.tuples(st.integers(1, 255), st.binary(max_size=50)), max_size=6), st.data())
@@ -116,7 +116,7 @@ def test_a_dozing_reader_wakes_for_words(pair: Pair) -> None:
     pair.b.doze()
     pair.a.nudge = True
     small = b"context"
-    assert pair.a.offer(1, (small,), wire.digest(small))
+    assert pair.a.offer(1, [small], len(small), wire.digest([small]))
     assert select.select([pair.raw], [], [], 0.2)[0] == []
     for size in (5, wire.DOZE, 3 * wire.CHUNK):
         assert pair.a.send(2, bytes(size))
@@ -126,15 +126,15 @@ def test_a_dozing_reader_wakes_for_words(pair: Pair) -> None:
             assert select.select([pair.raw], [], [], 10)[0]
             got += pair.b.read()
         assert len(got[-1].payload) == size
-        assert pair.a.offer(1, (small,), wire.digest(small))
+        assert pair.a.offer(1, [small], len(small), wire.digest([small]))
 
 
 def test_an_offer_is_dropped_while_bytes_wait(pair: Pair) -> None:
     """`offer` sends a whole frame or nothing; it never queues behind others and never splits the stream."""
     payload = bytes(1 << 20)
-    hashed = wire.digest(payload)
+    hashed = wire.digest([payload])
     taken = 0
-    while pair.a.offer(1, (payload,), hashed):
+    while pair.a.offer(1, [payload], len(payload), hashed):
         taken += 1
         assert taken < 100
     frames = pair.receive(taken)
@@ -142,7 +142,7 @@ def test_an_offer_is_dropped_while_bytes_wait(pair: Pair) -> None:
     assert all(pair.b.opener.verify(frame) for frame in frames)
     while not pair.a.write():
         pair.b.read()
-    assert pair.a.offer(1, (payload,), hashed)
+    assert pair.a.offer(1, [payload], len(payload), hashed)
 
 
 def test_threads_do_not_mix_frames(pair: Pair) -> None:
