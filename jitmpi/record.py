@@ -84,11 +84,9 @@ class Recorder:
             self._sheets = self._set_aside()
         sheet = self._capture(minibatch, where, user, own, shadow.pieces() if shadow.watches else NOTHING)
         # A forecast that came true need not be told again; a state of the user's own is checked against the exact one.
-        true = foreseen is not None and not user and sheet.foretells(foreseen)
-        self._foreseen = None
-        sheet.exact()
-        if not true:
+        if not sheet.confirm(foreseen) or user:
             self._agent.hand_over(sheet)
+        self._foreseen = None
         if idle:
             self._agent.progress.pause()
         else:

@@ -107,13 +107,11 @@ class Sheet:
             self._gauss = gauss = python.gauss_next
             random_state.GAUSS.pack_into(self._block, self._gauss_at, gauss is not None, gauss or 0.0)
 
-    def foretells(self, other: Sheet) -> bool:
-        """Whether two forecasts say the same."""
-        return self.parts == other.parts
-
-    def exact(self) -> None:
-        """Say that this is no forecast."""
+    def confirm(self, forecast: Sheet | None) -> bool:
+        """Say that this is no forecast, but exact; returns whether that forecast had said all of it."""
+        true = forecast is not None and self.parts == forecast.parts
         self._head[2] = 1
+        return true
 
     def context(self) -> Context:
         """Return all that this rank knows of the moment."""

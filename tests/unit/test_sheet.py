@@ -58,9 +58,9 @@ def test_a_sheet_keeps_its_moment() -> None:
     draw()
     filled(late)
     assert early.context() == told
-    assert same.foretells(early)
-    assert not late.foretells(early)
-    same.exact()
+    assert same.confirm(early)
+    assert not late.confirm(early)
+    assert not late.confirm(None)
     assert same.context() == Context(0, 5, True, told.pieces)
     assert not filled(same).exact
 
