@@ -227,6 +227,8 @@ class Agent:
         rest = self.gate.rest(now, self._closed_at or now, self.settings.options.settle)
         if rest is None or not (self._vault.still() or self._patience_is_over(now)):
             return
+        for event in self._plane.gather():  # a ward's newest feed may lie there
+            self._on_event(event)
         self._reported = True
         before = (self.gate.previous.context(),) if self.gate.previous is not None else ()
         own, readable = self._vault.contexts(rest)

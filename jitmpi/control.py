@@ -209,15 +209,24 @@ class ControlPlane:
                 all_took = False
         return all_took
 
+    def gather(self) -> list[Event]:
+        """Read what the kernel has kept of the wards' words, and return what happened; bounded, for they may go on."""
+        for rank in self._wards:
+            for _ in range(GATHERED):
+                link = self._links.get(rank)
+                if link is None or not link.readable():
+                    break
+                self._pending += self._serve(link)
+        events, self._pending = self._pending, []
+        return events
+
     def contexts(self, rank: int) -> list[bytes]:
-        """Return the last contexts that a rank sent, oldest first; also after it is gone. For the agent's thread.
+        """Return the last contexts that a rank sent, oldest first; also after it is gone. Call `gather` before.
 
         They are verified here and not when they come: most are never asked for, and the hash costs the training thread.
         """
         if rank not in self._contexts:
             return []
-        if rank in self._links:
-            self._drain(self._links[rank])
         opener, frames = self._contexts[rank]
         good = [frame.payload for frame in frames if opener.verify(frame)]
         self._refused += len(frames) - len(good)
@@ -276,13 +285,6 @@ class ControlPlane:
             self._refused += 1
             return self._lose(link)
         return events + self._lose(link) if link.ended else events
-
-    def _drain(self, link: wire.Link) -> None:
-        """Read what the kernel has gathered; bounded, for the peer may go on sending."""
-        for _ in range(GATHERED):
-            if link.peer not in self._links or not link.readable():
-                break
-            self._pending += self._serve(link)
 
     def _receive(self, link: wire.Link, frames: list[wire.Frame]) -> list[Event]:
         events: list[Event] = []

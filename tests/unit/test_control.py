@@ -133,11 +133,13 @@ def test_contexts_wake_nobody_and_words_do(ranks: World) -> None:
     a, b, c, d = ranks.connected(4)
     assert a.offer((1,), messages.CONTEXT, [b"quiet"])
     assert b._turn(0.3) == []
+    assert b.gather() == []
     assert b.contexts(0) == [b"quiet"]
     assert a.offer((1,), messages.CONTEXT, [b"quieter"])
     a.broadcast(messages.FAULT, b"loud")
     for peer in (b, c, d):
         assert until(peer, bool) == [Received(0, messages.FAULT, b"loud")]
+    assert b.gather() == []
     assert b.contexts(0) == [b"quiet", b"quieter"]
 
 
@@ -313,7 +315,7 @@ def test_a_replayed_frame_ends_the_link(ranks: World, kind: messages.Kind) -> No
         b.connect([Member(0, "n0", "127.0.0.1", tap.port), second], time.monotonic() + WAIT)
         thread.join(WAIT)
         b.send(0, kind, b"once")
-        until(a, lambda events: bool(events) or a.contexts(1) != [])
+        until(a, lambda events: bool(events or a.gather()) or a.contexts(1) != [])
         frame = tap.recorded[tap.recorded.find(wire.HEADER.pack(4, 0, kind)) :][: wire.HEAD_BYTES + 4]
         tap.called.sendall(frame + bytes(wire.DOZE))
         assert until(a, bool) == [Gone(1, unreachable=False, said_goodbye=False)]
@@ -332,11 +334,12 @@ def test_a_forged_context_is_left_out(ranks: World) -> None:
         b.connect([Member(0, "n0", "127.0.0.1", tap.port), second], time.monotonic() + WAIT)
         thread.join(WAIT)
         b.offer((0,), messages.CONTEXT, [b"true"])
-        until(a, lambda events: a.contexts(1) == [b"true"])
+        until(a, lambda events: a.gather() == [] and a.contexts(1) == [b"true"])
         tap.called.sendall(wire.HEADER.pack(5, 1, messages.CONTEXT) + bytes(wire.MAC_BYTES) + b"false")
         deadline = time.monotonic() + WAIT
         while a.refused == 0 and time.monotonic() < deadline:
             a.poll(0.01)
+            assert a.gather() == []
             assert a.contexts(1) == [b"true"]
     finally:
         tap.close()
