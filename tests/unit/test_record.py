@@ -81,3 +81,25 @@ def test_a_state_that_grows_is_said_once(recorder: Recorder, capsys: pytest.Capt
     for minibatch in (1, 2):
         recorder.boundary(minibatch, (0, 0, minibatch, False), {"losses": ["0.123456789"] * 10_000}, {})
     assert capsys.readouterr().err.count("run.state has") == 1
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_the_gate_holds_is_not_written_again(agent: Agent, recorder: Recorder, closed: bool) -> None:
+    """The sheets are used in turn; the boundary's and that of the one before stand, however many forecasts are made.
+
+    Behind a closed gate the agent may hold any that it has seen, and all of them stand.
+    """
+    gate = agent.gate
+    for minibatch in range(1, 4):
+        recorder.boundary(minibatch, (0, 0, minibatch, False), {}, {})
+        held: list[Any] = [gate.place.context, gate.previous]
+        said = [noted.context() for noted in held]
+        gate.closed = closed
+        for batch in range(8):
+            torch.rand(1)
+            recorder.forecast((0, 0, minibatch + batch, False), {}, {})
+            if closed:
+                held.append(gate.place.forecast)
+                said.append(held[-1].context())
+        assert [noted.context() for noted in held] == said
+        gate.closed = False
