@@ -74,7 +74,7 @@ test: $(if $(TESTS),venv,lint) spank mpi ## everything under tests/, on a real c
 
 test-on: deps ## `make test` in another Debian release: RELEASE=trixie, bookworm or forky; TESTS=... as above (root)
 	@[ -n "$(RELEASE)" ] || { echo "which one? make test-on RELEASE=bookworm (Slurm 22.05), trixie (24.11) or forky" >&2; exit 1; }
-	$(PYTHON) -m testbed.release $(RELEASE) make test $(if $(TESTS),'TESTS=$(TESTS)')
+	$(PYTHON) -m testbed.release $(if $(ROOTS),--roots '$(ROOTS)') $(RELEASE) make test $(if $(TESTS),'TESTS=$(TESTS)')
 
 demo: venv spank ## a job that loses a node and goes on, told with times and pictures (root)
 	$(BIN)/python -m demo

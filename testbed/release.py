@@ -91,7 +91,10 @@ def held(release: str, roots: Path = ROOTS) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise TestbedError(f"another run is in {roots / release}; wait for its end") from error
+            why = (
+                f"another run is in {roots / release}; wait for its end, or give a folder of your own (--roots, ROOTS=)"
+            )
+            raise TestbedError(why) from error
         yield roots / release
 
 
@@ -185,10 +188,10 @@ def _size(root: Path) -> str:
     return run(["du", "-shx", str(root)], check=False).stdout.split("\t")[0]
 
 
-def carry_out(release: str, command: Sequence[str]) -> int:
+def carry_out(release: str, command: Sequence[str], roots: Path) -> int:
     """Make the root file system if there is none, bring the clone up to date and run the command in it."""
     began = time.monotonic()
-    with held(release) as root:
+    with held(release, roots) as root:
         if not root.exists():
             _say(release, f"makes {root} (then about 1.5 GB of packages, and Python's in .venv)")
             make(release, root)
@@ -200,13 +203,13 @@ def carry_out(release: str, command: Sequence[str]) -> int:
         began = time.monotonic()
         code = enter(root, command, borrowed.pip_folders(os.environ, Path.home()))
         _say(release, f"`{' '.join(command)}` ended with {code} after {time.monotonic() - began:.0f} s")
-        _say(release, f"{root} takes {_size(root)}; `python3 -m testbed.release --remove {release}` removes it")
+        _say(release, f"{root} takes {_size(root)}; remove it with `--remove {release}`, see testbed/README.md")
     return code
 
 
-def remove(release: str) -> None:
+def remove(release: str, roots: Path) -> None:
     """Remove the root file system of a release, whole or half-made; nothing happens if there is none."""
-    with held(release) as root:
+    with held(release, roots) as root:
         for folder in (root, root.with_suffix(".half")):
             if folder.exists():
                 shutil.rmtree(folder)
@@ -218,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("release", help="bookworm, trixie, forky, ...")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="run in the clone (default: make test)")
     parser.add_argument("--remove", action="store_true", help="remove the root file system instead")
+    parser.add_argument("--roots", type=Path, default=ROOTS, help=f"where they lie (default: {ROOTS})")
     args = parser.parse_args(argv)
     try:
         if not re.fullmatch(NAME, args.release):
@@ -225,9 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.geteuid() != 0:
             raise TestbedError("a root file system of another release needs root")
         if args.remove:
-            remove(args.release)
+            remove(args.release, args.roots.resolve())
             return 0
-        return carry_out(args.release, args.command or ["make", "test"])
+        return carry_out(args.release, args.command or ["make", "test"], args.roots.resolve())
     except TestbedError as error:
         print(f"testbed: {error}", file=sys.stderr)
         return 1
