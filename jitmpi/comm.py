@@ -23,7 +23,8 @@ from jitmpi.errors import BootstrapError
 
 CHUNK: Final = 64 << 20  # bytes of one broadcast; far below 2^31, what an MPI count can hold
 # Open MPI 4.1.4 crashes when a peer's first message arrives while a rank is still at the end of MPI_Init: in 5 of 144
-# starts of three ranks on a busy machine, always rank 0, to which the others connect. So nobody speaks at once.
+# starts of three ranks on a busy machine, always rank 0, to which the others connect; 5.0.7 was seen to do the same.
+# So nobody speaks at once.
 INIT_TAIL_S: Final = 0.5
 CHUNK_S: Final = 120.0  # seconds that one chunk may take where the caller gives no deadline
 POLL_S: Final = (0.005, 0.1)  # between two looks at the rendezvous folder: at first, at last
@@ -141,7 +142,7 @@ class MpiWorld:
         self.held = bool(MPI.Is_initialized())
         if not self.held:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)  # what less the library gives is enough: one thread calls at a time
-        if MPI.Get_library_version().startswith("Open MPI v4"):
+        if MPI.Get_library_version().startswith(("Open MPI v4", "Open MPI v5")):
             time.sleep(INIT_TAIL_S)
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())

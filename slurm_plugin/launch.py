@@ -158,18 +158,25 @@ class Launch:
                     return self._end()
         self._hear()  # what arrived together with the end
         self._drain()
+        if self._early is not None and self._early[1].kind == "death" and not self._trained and self._fault_at is None:
+            self._record(self._early_fault(self._early[1]))  # the others' exit codes only follow from it
         unlaunched = "" if self._step or self._trained else self._overhear.refusal
         return Ended(_exit_code(self._process.returncode), self._interrupted(), unlaunched=unlaunched)
 
     def _note(self, ends: Sequence[TaskEnd]) -> None:
-        if ends and not self._trained and self._early is None:
-            self._early = (time.monotonic(), ends[0])
+        if self._trained:
+            return
+        for end in ends:
+            if self._early is None:
+                self._early = (time.monotonic(), end)
+            elif end.kind == "death" != self._early[1].kind:  # tasks that end because of it may be told of first
+                self._early = (self._early[0], end)
 
     def _drain(self) -> None:
         """Pass on srun's last words."""
         deadline = time.monotonic() + LAST_WORDS
         while not self._overhear.closed and time.monotonic() < deadline:
-            self._overhear.listen()
+            self._note(self._overhear.listen())
             if not self._overhear.closed:
                 select.select([self._overhear], [], [], LAST_WORDS / 5)
 

@@ -145,6 +145,16 @@ def test_a_task_that_ends_before_training_ends_the_launch() -> None:
     assert (event["fault"]["kind"], event["fault"]["ranks"]) == ("death", [1])
 
 
+def test_a_death_before_training_is_known_from_its_consequences() -> None:
+    """The other tasks' exit codes, and srun's own, tell nothing about the script when one task was killed."""
+    words = ("n1: task 0: Exited with exit code 14", "n2: task 1: Segmentation fault")
+    program = f"import sys; [print('srun: error:', w, file=sys.stderr) for w in {words}]; sys.exit(14)"
+    ended, events, _ = launch(program)
+    assert ended == Ended(14)
+    assert [(e["event"], e["fault"]["kind"], e["fault"]["ranks"]) for e in events] == [("fault", "death", [1])]
+    assert launch(program.replace("Segmentation fault", "Exited with exit code 14"))[1] == []
+
+
 def test_once_training_has_begun_the_ranks_have_the_word() -> None:
     """A dead task is then seen and saved from by its peers."""
     program = "import time; time.sleep(0.6);" + DYING.replace("sleep(60)", "sleep(0.6)")
