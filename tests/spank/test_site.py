@@ -84,7 +84,7 @@ def c_says(values: Any) -> dict[str, bytes]:
     return {key: value for key, value in found.items() if value}
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(texts)
 @example(b"keep = 3\nkeep = 3")
 @example(b"# \0")
