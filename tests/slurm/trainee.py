@@ -2,7 +2,7 @@
 
     trainee.py --out DIR [--inject ACTION:PLACE:RANK:MINIBATCH[:ATTEMPT]]...
 
-ACTION is kill, stop, raise, leave, full (the disk, for save only), stick (the GPU's stream, as behind a collective that
+ACTION is kill, stop, raise, leave, full or quota (the disk, for save only), stick (the GPU's stream, as behind a collective that
 waits for a dead peer) or assert (the GPU fails and answers no more); PLACE is start, data, forward, backward,
 update, between, save or restore; RANK is a number or "all". An injection happens once: in the launch with number
 ATTEMPT (default 0; "any" for every launch).
@@ -120,6 +120,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds each minibatch rests (outside evaluation)")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda: all ranks share the first GPU")
     parser.add_argument("--amp", action="store_true", help="half precision with a GradScaler")
+    parser.add_argument("--disks", help="for quota: folder with the image of a file system with a quota for each rank")
     parser.add_argument("--slow-save", type=float, default=0.0, help="seconds before each write of a share")
     return parser.parse_args()
 
@@ -137,7 +138,9 @@ def instrument(args: argparse.Namespace) -> None:
             if injection.due("save", injection.minibatch):
                 injection.happen()
                 if injection.action == "full":
-                    fill(plan.directory)
+                    cover(plan.directory, "-t", "tmpfs", "-o", "size=16k,mode=700", "full")
+                if injection.action == "quota":
+                    cover(plan.directory, "-o", "loop", f"{args.disks}/{RANK}")
         return write(plan, **more)
 
     def failing_load(self: TrainingState, *rest: Any) -> None:
@@ -150,11 +153,11 @@ def instrument(args: argparse.Namespace) -> None:
     TrainingState.load = failing_load  # type: ignore[method-assign]
 
 
-def fill(folder: str) -> None:
+def cover(folder: str, *disk: str) -> None:
     """Let this node see a disk without space where the state goes (root; each node has its own mounts)."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if not os.path.ismount(folder):
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=700", "full", folder], check=True)
+        subprocess.run(["mount", *disk, folder], check=True)
 
 
 def main() -> None:
