@@ -6,6 +6,7 @@ Rule 2: no MPI call, no collective, no wait without a deadline. One place catche
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 import traceback
@@ -135,6 +136,8 @@ class Agent:
                     leave.say(self.settings, f"a {event.kind.name} of rank {event.rank} was dropped: {error}")
             case control.Signalled() if event.signum in self._signals and not self._round.active:
                 self._planned(event.signum)
+            case control.Signalled(signal.SIGCONT):
+                self._watch.explained(time.monotonic())  # the job was suspended: that was no hang
             case _:
                 pass
 

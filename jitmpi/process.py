@@ -30,6 +30,8 @@ def take_signals(wakeup_fd: int) -> set[int]:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _nothing)
             taken.add(int(number))
+    if signal.getsignal(signal.SIGCONT) is signal.SIG_DFL:
+        signal.signal(signal.SIGCONT, _nothing)  # it goes on all the same; the agent hears that it had been stopped
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_in_child)
     return taken

@@ -21,8 +21,9 @@ def disks(cluster: Cluster, out: Path) -> Path:
     folder = out.with_name(f"{out.name}-disks")
     folder.mkdir()
     script = (
-        "mkdir at; for rank in 0 1 2; do truncate -s 128M $rank; mkfs.btrfs -q -m single $rank; mount -o loop $rank at; "
-        f"btrfs quota enable at; btrfs qgroup limit {LIMIT} 0/5 at; chmod 1777 at; sync; umount at; done"
+        "mkdir at; for rank in 0 1 2; do truncate -s 128M $rank; mkfs.btrfs -q -m single $rank; "
+        f"mount -o loop $rank at; btrfs quota enable at; btrfs qgroup limit {LIMIT} 0/5 at; "
+        "chmod 1777 at; sync; umount at; done"
     )
     done = cluster.on("head", "sh", "-euc", script, cwd=str(folder), check=False)
     if done.returncode:

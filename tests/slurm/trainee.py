@@ -3,9 +3,9 @@
     trainee.py --out DIR [--inject ACTION:PLACE:RANK:MINIBATCH[:ATTEMPT]]...
 
 ACTION is kill, stop, raise, leave, full or quota (the disk, for save only), stick (the GPU's stream, as behind a
-collective that waits for a dead peer) or assert (the GPU fails and answers no more); PLACE is start, data, forward, backward,
-update, between, save or restore; RANK is a number or "all". An injection happens once: in the launch with number
-ATTEMPT (default 0; "any" for every launch).
+collective that waits for a dead peer) or assert (the GPU fails and answers no more); PLACE is start, data, forward,
+backward, update, between, save or restore; RANK is a number or "all". An injection happens once: in the launch with
+number ATTEMPT (default 0; "any" for every launch).
 """
 
 from __future__ import annotations
