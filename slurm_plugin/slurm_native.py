@@ -148,6 +148,8 @@ def _ended(job: Any) -> str:
     """Name the state behind COMPLETING by the same traces as slurm_text does; time limits are in minutes."""
     if job.preempt_time:
         return "PREEMPTED"
+    if getattr(job, "state_reason", None) == "TimeLimit":  # also at the end of a reservation
+        return "TIMEOUT"
     limit = int(job.time_limit or 0) * 60
     if limit and int(job.run_time or 0) >= limit:
         return "TIMEOUT"

@@ -124,6 +124,8 @@ def _state(job: dict[str, str]) -> str:
         return names[0]
     if _value(job.get("PreemptTime")):
         return "PREEMPTED"
+    if job.get("Reason", "").split(" ")[0] == "TimeLimit":  # also at the end of a reservation
+        return "TIMEOUT"
     start, end, limit = _when(job.get("StartTime")), _when(job.get("EndTime")), _seconds(job.get("TimeLimit"))
     if limit and _seconds(job.get("RunTime")) >= limit:
         return "TIMEOUT"

@@ -112,10 +112,15 @@ def submit(
     trainee: tuple[str, ...] = (),
     srun: tuple[str, ...] = (),
     shape: str = "",
+    user: bool = False,
 ) -> Training:
-    """Submit the trainee on `ranks` nodes of an allocation of `nodes`; `shape` places several ranks on a node."""
+    """Submit the trainee on `ranks` nodes of an allocation of `nodes`, as root or as the unprivileged user.
+
+    `shape` places several ranks on a node.
+    """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    out.chmod(0o777 if user else 0o755)
     directory = out / "checkpoints"
     chosen = ",".join(filter(None, [f"dir={directory}", QUICK, options]))
     injections = [f"--inject={text}" for text in inject]
@@ -125,7 +130,7 @@ def submit(
     )
     output = out / "slurm.out"
     job = cluster.sbatch(
-        f"--jit-ckpt={chosen}", f"--nodes={nodes}", f"--output={output}", "--job-name=fault", *sbatch, script=script
+        f"--jit-ckpt={chosen}", f"--nodes={nodes}", f"--output={output}", "--job-name=fault", *sbatch, script=script, user=user
     )
     return Training(cluster, job, out, directory, ranks)
 

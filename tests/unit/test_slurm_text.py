@@ -38,6 +38,12 @@ def test_completing_hides_a_state_that_is_found_again(run: str, limit: str, end:
     assert (job.state, job.completing) == (state, True)
 
 
+def test_the_end_of_a_reservation_is_a_time_limit() -> None:
+    """The job's own limit is far away then; Slurm gives the reason."""
+    text = COMPLETING.format(restarts=0, run="00:00:02", limit="00:05:00", end="2026-11-29T17:03:12", extra="")
+    assert parse_job(text.replace("Reason=None", "Reason=TimeLimit")).state == "TIMEOUT"
+
+
 def test_newer_versions_name_both_states() -> None:
     """CANCELLED,COMPLETING is read as it stands."""
     job = parse_job("JobId=4 JobName=x\n   JobState=CANCELLED,COMPLETING Reason=None\n")
