@@ -17,7 +17,7 @@ from typing import Final, Literal
 from slurm_plugin import contract
 from slurm_plugin.journal import Checkpoint
 from slurm_plugin.outcomes import Outcome
-from slurm_plugin.slurm_text import JobInfo
+from slurm_plugin.slurm_text import ON_ITS_WAY, JobInfo
 
 DEATHS: Final = 3  # failures at one minibatch, or launches in a row that left no checkpoint: chance ends at two
 EXCEPTIONS: Final = (
@@ -32,6 +32,8 @@ AWAY: Final = (
     "Message ",
 )  # why srun got no step
 LEAST_LEFT: Final = 30.0  # seconds of the allocation below which a relaunch would only be killed while it starts
+
+HELD: Final = "Slurm holds a job with --requeue=expedite that fails on healthy nodes (REQUEUE_HOLD); scancel ends it"
 
 Action = Literal["relaunch", "requeue", "stop", "done"]
 
@@ -91,11 +93,10 @@ class Recovery:
 
 def decide(case: Case) -> Recovery:
     """Decide; never raises."""
-    for rule in RULES:
-        recovery = rule(case)
-        if recovery is not None:
-            return recovery
-    return _go_on(case)
+    recovery = next(filter(None, (rule(case) for rule in RULES)), None) or _go_on(case)
+    if recovery.action == "stop" and case.job is not None and case.job.expedited:
+        return replace(recovery, reason=f"{recovery.reason}; {HELD}")
+    return recovery
 
 
 def _ended_from_outside(case: Case) -> Recovery | None:
@@ -104,7 +105,7 @@ def _ended_from_outside(case: Case) -> Recovery | None:
         return None
     if job.state in ("CANCELLED", "DEADLINE"):
         return Recovery("stop", f"the job was ended from outside ({job.state}); it stays ended")
-    if job.restarts > case.restarts or job.state == "PENDING":
+    if job.restarts > case.restarts or job.state in ON_ITS_WAY:
         return Recovery("requeue", "the job is already on its way back to the queue", exclude=_excluded(case))
     return None
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from slurm_plugin import outage
 from slurm_plugin.slurm import Slurm
-from slurm_plugin.slurm_text import JobInfo, SlurmError
+from slurm_plugin.slurm_text import ON_ITS_WAY, JobInfo, SlurmError
 
 REFUSALS: Final = 60.0  # seconds to go on while Slurm refuses: it does while a job is on its way out of its nodes
 # A job that is still completing may not be told to start "now" (Slurm overwrites that), but a little later is kept.
@@ -87,6 +87,6 @@ def _put_back(slurm: Slurm, job_id: str, restarts: int | None, log: Callable[[st
     if job.state in ENDED:
         log(f"job {job_id} was ended from outside ({job.state}); not requeued")
         return None
-    if job.state != "PENDING" and not (restarts is not None and job.restarts > restarts):
+    if job.state not in ON_ITS_WAY and not (restarts is not None and job.restarts > restarts):
         slurm.requeue(job_id)
     return job

@@ -22,6 +22,7 @@ FREE_TEXT: Final = frozenset(
     )
 )
 CLOSED: Final = frozenset(["DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"])
+ON_ITS_WAY: Final = frozenset(["PENDING", "EXPEDITING"])  # states of a job that comes back without our help
 NOTHING: Final = ("", "(null)", "None", "N/A", "Unknown", "NONE")
 
 
@@ -44,6 +45,7 @@ class JobInfo:
         end: seconds since the epoch when its time is over; 0.0 without a limit.
         batch, may_requeue: it has a batch script; Slurm may put it back into the queue.
         array_job, array_task: "" outside arrays.
+        expedited: Slurm brings it back by itself, at once (25.11 and later).
         partition: where it runs; width: nodes that it needs, 0 when unknown.
     """
 
@@ -62,6 +64,7 @@ class JobInfo:
     array_task: str = ""
     partition: str = ""
     width: int = 0
+    expedited: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def parse_job(text: str) -> JobInfo:
         array_task=_value(first.get("ArrayTaskId")),
         partition=_value(first.get("Partition")),
         width=_number(first.get("NumNodes", "").partition("-")[0]),
+        expedited=first.get("ExpeditedRequeue") == "Yes",
     )
 
 

@@ -61,6 +61,14 @@ def test_a_dead_node_is_replaced_by_a_spare() -> None:
         assert (recovery.action, recovery.nodes) == ("relaunch", ("n1", "n3", "n4", "n5"))
 
 
+def test_an_expedited_job_that_stops_is_told_that_slurm_holds_it() -> None:
+    """Slurm 25.11: such a job does not end as failed by itself; one that Slurm brings back is left to it."""
+    job = replace(RUNNING, expedited=True)
+    assert "REQUEUE_HOLD" in decide(case(replace(SAVED, code=3, fault="", committed=None), job=job)).reason
+    assert "REQUEUE_HOLD" not in decide(case(job=job)).reason
+    assert "on its way" in decide(case(job=replace(job, state="EXPEDITING"))).reason
+
+
 def test_a_drained_node_is_left_where_there_is_another() -> None:
     """A spare comes before it; without one it works on, unless the failure began there."""
     job = replace(RUNNING, nodes=NODES)
