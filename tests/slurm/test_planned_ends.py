@@ -60,12 +60,12 @@ def drain(cluster: Cluster, run: Training) -> None:
 
 LATER = ("kill:backward:1:24",)
 ENDS = {
-    "requeued by an administrator": End(scontrol("requeue", "JOB"), ("requeue", "done"), ("signal",)),
-    "requeued by its owner": End(scontrol("requeue", "JOB", user=True), ("requeue", "done"), ("signal",), user=True),
+    "requeued-by-an-administrator": End(scontrol("requeue", "JOB"), ("requeue", "done"), ("signal",)),
+    "requeued-by-its-owner": End(scontrol("requeue", "JOB", user=True), ("requeue", "done"), ("signal",), user=True),
     "cancelled": End(cancel, (), ("signal",), state="CANCELLED"),
-    "suspended and resumed": End(suspend, ("done",), ()),
-    "a node drained before a failure": End(drain, ("relaunch", "done"), ("death",), inject=LATER),
-    "partition down before a failure": End(
+    "suspended-and-resumed": End(suspend, ("done",), ()),
+    "a-node-drained-before-a-failure": End(drain, ("relaunch", "done"), ("death",), inject=LATER),
+    "partition-down-before-a-failure": End(
         scontrol("update", "PartitionName=main", "State=DOWN"), ("relaunch", "done"), ("death",), inject=LATER
     ),
 }
