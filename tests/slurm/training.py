@@ -130,7 +130,13 @@ def submit(
     )
     output = out / "slurm.out"
     job = cluster.sbatch(
-        f"--jit-ckpt={chosen}", f"--nodes={nodes}", f"--output={output}", "--job-name=fault", *sbatch, script=script, user=user
+        f"--jit-ckpt={chosen}",
+        f"--nodes={nodes}",
+        f"--output={output}",
+        "--job-name=fault",
+        *sbatch,
+        script=script,
+        user=user,
     )
     return Training(cluster, job, out, directory, ranks)
 
