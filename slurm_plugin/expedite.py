@@ -1,8 +1,8 @@
 """Choose what Slurm itself shall do with a job that loses a node: Cluster -> value of sbatch's --requeue.
 
 Slurm 25.11 can bring a job back at once, before all others, when a node fails or an epilog finds one bad, if the site
-enables it and the job asks for it (--requeue=expedite). Read in its release notes and tests, not seen: the clusters that
-this project is tested on are older.
+enables it and the job asks for it (--requeue=expedite). Read in its release notes and tests, not seen: this project is
+tested on older clusters.
 
 Rule 1: pure; whoever submits hands the facts in.
 Rule 2: what the user said about requeue is never changed.

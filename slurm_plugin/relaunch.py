@@ -195,7 +195,7 @@ class Relauncher:
             known = self._slurm.nodes(self._site.nodes)
         except SlurmError:
             return frozenset()  # unknown
-        return frozenset(name for name, node in known.items() if node.sick)
+        return frozenset(name for name, node in known.items() if node.closed)
 
     def _answering(self) -> frozenset[str]:
         """Return the nodes that answer; asked once for what happens within a moment."""
