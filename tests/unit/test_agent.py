@@ -71,3 +71,22 @@ def test_a_rank_that_left_its_loop_ends_when_another_is_gone(tmp_path: Path) -> 
     ended = run(tmp_path, "threading.Timer(0.5, planes[1].close).start(); agent.finish(50)")
     assert ended.returncode == 0, ended.stderr
     assert not (tmp_path / "7").exists()
+
+
+def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
+    """Each time the process goes on (SIGCONT) the silence is counted anew; without that a hang would be called here."""
+    script = """
+import signal
+from jitmpi import process
+process.take_signals(planes[0].wakeup_fd)
+agent.progress.floor = agent.progress.factor = 1.0
+for _ in range(9):
+    agent.progress.passed(time.monotonic())
+agent.gate.at(Place("between", 5, noted(0, 5)))
+planes[0].wake()
+for _ in range(14):
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGCONT)
+os._exit(8 if agent._round.active else 7)
+"""
+    assert run(tmp_path, script).returncode == 7
