@@ -15,19 +15,23 @@ import sys
 import syslog
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
-from slurm_plugin import contract
+from slurm_plugin import contract, outage
 from slurm_plugin.requeue import fitting
 from slurm_plugin.slurm import JOB_ID, Slurm, open_slurm
 from slurm_plugin.slurm_text import JobInfo, SlurmError, expand
 
-QUICK: Final = 60.0  # seconds of looking often: a job whose nodes all live is pending again after one or two
 DEADLINE: Final = 900.0  # seconds of looking at all: a job with a dead node completes only after SlurmdTimeout (300 s)
-PAUSE: Final = 0.3  # seconds between two looks
-SLOW_PAUSE: Final = 3.0
+# Seconds between two looks: a quarter of the time spent so far, within these. A job whose nodes all live is pending
+# again after one or two seconds; with a hundred jobs on their way out slurmctld has better things to do than to answer.
+PAUSES: Final = (0.3, 3.0)
+REFUSALS: Final = 10.0  # seconds to go on while Slurm refuses the change
 # slurmd refuses, as revoked, what is started within the second in which it ended the job before; clocks differ too.
 REVOKED: Final = 2.0
+
+T = TypeVar("T")
 
 
 def main() -> int:
@@ -66,22 +70,27 @@ def hasten(
 
     Returns "" for a job that does not come back.
     """
+
+    def ask(question: Callable[[], T], refusals: float) -> T:
+        return outage.ask(slurm, question, log, refusals=refusals, outage=DEADLINE, clock=clock, sleep=sleep)
+
     begin = clock()
     waited = False
     while (spent := clock() - begin) < DEADLINE:
         try:
-            job = slurm.job(job_id)
+            job = ask(lambda: slurm.job(job_id), 0.0)
         except SlurmError:
-            return ""  # gone from Slurm's memory, or slurmctld is ending: nothing to bring forward
+            return ""  # gone from Slurm's memory: nothing to bring forward
         if not job.completing and job.state == "PENDING":
             if waited or job.restarts == 0:
-                return _start_now(slurm, job_id, job, nodes) if job.restarts > 0 else ""
+                start = partial(_start_now, slurm, job_id, job, nodes)
+                return ask(start, REFUSALS) if job.restarts > 0 else ""
             waited = True
             sleep(REVOKED)
             continue
         if not job.completing:
             return ""  # over, or running again already
-        sleep(PAUSE if spent < QUICK else SLOW_PAUSE)
+        sleep(min(PAUSES[1], max(PAUSES[0], spent / 4)))
     return f"job {job_id} has not left its nodes within {DEADLINE:.0f} s; left alone"
 
 

@@ -56,6 +56,14 @@ def test_a_job_that_does_not_come_back_is_not_touched(then: JobInfo) -> None:
     assert (done, slurm.done) == ("", [])
 
 
+def test_a_slurmctld_that_does_not_answer_for_a_while_is_asked_again() -> None:
+    """With many jobs on their way out it may be slower than its commands wait; nobody waits two minutes for that."""
+    slurm = FakeSlurm({"7": JobInfo("7", "PENDING", completing=True, restarts=1)}, NODES)
+    time = Time(slurm, 40.0, JobInfo("7", "PENDING", restarts=1))
+    slurm.refuse = 30
+    assert hasten(slurm, "7", ("n1",), clock=lambda: time.now, sleep=time.sleep) == "job 7 may start now"
+
+
 def test_it_gives_up_at_its_deadline() -> None:
     """A job that never leaves its nodes is not watched for ever."""
     done, slurm, time = run(replace(JobInfo("7", "PENDING"), completing=True), until=10 * DEADLINE)
