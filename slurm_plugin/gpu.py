@@ -17,6 +17,7 @@ from slurm_plugin.slurm_text import SlurmError, expand
 CHECK: Final = "gpu"
 NVIDIA_QUERY: Final = ("-q", "-d", "ECC,ROW_REMAPPER")
 AMD_QUERY: Final = ("--showid",)
+JOBS_GPUS: Final = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # what Slurm tells its hooks
 
 # What nvidia-smi prints, with exit code 0 at times, when the driver has lost a GPU.
 _LOST: Final = re.compile(r"^(Unable to determine the device handle for .*|.*GPU is lost\b.*)$", re.MULTILINE)
@@ -72,8 +73,8 @@ def of_node(slurm_conf: str, node: str) -> int:
 
 def of_job(environ: Mapping[str, str]) -> int:
     """Return how many GPUs the node must have for the job to have its own: one more than the highest index."""
-    indices = re.fullmatch(r"\d{1,3}(,\d{1,3})*", environ.get("SLURM_JOB_GPUS", ""), re.ASCII)
-    return 1 + max(int(n) for n in indices.group().split(",")) if indices else 0
+    given = (re.fullmatch(r"\d{1,3}(,\d{1,3})*", environ.get(name, ""), re.ASCII) for name in JOBS_GPUS)
+    return max((1 + int(n) for indices in given if indices for n in indices.group().split(",")), default=0)
 
 
 def _gpus(gres: str) -> int:

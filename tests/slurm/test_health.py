@@ -158,6 +158,38 @@ def test_a_site_that_only_watches_drains_nothing(ward: Ward) -> None:
     assert "not drained: drain = off" in ward.log("n1")
 
 
+SMI = """#!/bin/sh
+cat <<END
+Attached GPUs                             : 1
+GPU 00000000:17:00.0
+    ECC Errors
+        Volatile
+            SRAM Uncorrectable Parity     : 0
+            DRAM Uncorrectable            : 2
+END
+"""
+
+
+def test_hardware_is_judged_by_its_own_tools(ward: Ward) -> None:
+    """What nvidia-smi tells of a GPU, a file system that is gone: the job runs on the node that has neither fault."""
+    ward.cluster.write_site(SITE.format(folder=ward.folder) + "mounts = /var/spool/data\n")
+    place = "mount -t tmpfs tmpfs /usr/local/bin; cat >/usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi"
+    ward.cluster.on("n1", "sh", "-c", place, stdin=SMI)
+    for node in ("n1", "n2", "n3"):
+        ward.cluster.on(node, "mkdir", "-p", "/var/spool/data")
+    ward.cluster.on("n3", "mount", "-t", "tmpfs", "tmpfs", "/var/spool/data")
+    ward.cluster.on("n1", "mount", "-t", "tmpfs", "tmpfs", "/var/spool/data")
+    try:
+        job = ward.job("exit 0")
+        assert ward.end(job)["NodeList"] == "n3"
+        assert ward.reason("n1") == f"jit-ckpt: GPU 00000000:17:00.0: 2 uncorrectable ECC errors job {job}"
+        assert ward.reason("n2") == f"jit-ckpt: /var/spool/data is not mounted job {job}"
+    finally:
+        ward.cluster.on("n1", "umount", "-l", "/usr/local/bin")
+        for node in ("n1", "n3"):
+            ward.cluster.on(node, "umount", "-l", "/var/spool/data")
+
+
 BROKEN = {
     "n1": "umount -l /var/spool/jit-ckpt 2>/dev/null; mkdir -p /var/spool/jit-ckpt; "
     "mount -t tmpfs -o ro,mode=0700 tmpfs /var/spool/jit-ckpt",

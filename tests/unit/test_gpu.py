@@ -209,4 +209,6 @@ def test_slurm_conf_tells_the_nodes_gpus(node: str, gpus: int) -> None:
 def test_the_jobs_gpus_must_be_there(given: str, gpus: int) -> None:
     """The highest index tells the least number; what is no list of indices tells nothing."""
     assert gpu.of_job({"SLURM_JOB_GPUS": given}) == gpus
+    assert gpu.of_job({"CUDA_VISIBLE_DEVICES": given}) == gpus
     assert gpu.of_job({}) == 0
+    assert gpu.of_job({"SLURM_JOB_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}) == 6
