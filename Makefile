@@ -10,7 +10,7 @@ PACKAGES := slurmctld slurmd slurm-client slurm-wlm-basic-plugins libslurm-dev l
             iproute2 util-linux procps mawk debootstrap git make gcc libc6-dev clang-format shellcheck mandoc rpm \
             btrfs-progs python3-venv
 TYPED    := jitmpi slurm_plugin testbed demo bench
-SCRIPTS  := .ci/run $(wildcard sbatch_templates/*.sbatch) $(addprefix packaging/,wrapper install slurm-version build-deb build-rpm) \
+SCRIPTS  := .ci/run $(wildcard sbatch_templates/*.sbatch) $(addprefix packaging/,srun wrapper install slurm-version build-deb build-rpm) \
             $(wildcard packaging/deb/p*)
 
 .DEFAULT_GOAL := help

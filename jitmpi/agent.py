@@ -60,6 +60,7 @@ class Agent:
         candidates = topology.candidates(members)
         self._round = Round(settings.rank, settings.size, candidates, options.settle, options.save, staging)
         self.on_training: Callable[[], None] = lambda: None  # called in the training thread after the first update
+        self.on_trouble: Callable[[], None] = lambda: None  # called by the agent when a fault is known
         self._signals: set[int] = set()
         self._goodbyes: set[int] = set()
         self._all_done = threading.Event()
@@ -202,6 +203,7 @@ class Agent:
     def _carry(self) -> None:
         if self._round.active and self._closed_at is None:
             self._closed_at = time.monotonic()
+            self.on_trouble()
         for action in self._round.take():
             self._carrier.carry(action, self._round)
 

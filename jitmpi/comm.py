@@ -79,7 +79,8 @@ def open_world(settings: Settings) -> World:
     if settings.mpi_type == "none":
         # MPI is not even loaded: without a PMI some builds end the process in MPI_Init.
         if settings.rank == 0 and settings.size > 1:
-            print("jit-ckpt: srun starts without MPI (--mpi=none); the ranks meet through files", file=sys.stderr)
+            why = "torchrun started the ranks" if settings.torchrun else "srun starts without MPI (--mpi=none)"
+            print(f"jit-ckpt: {why}; the ranks meet through files", file=sys.stderr)
         folder = f".rendezvous-r{settings.attempt}-{settings.step_id}"
         return FileWorld(settings.rank, settings.size, os.path.join(settings.job_directory, folder))
     try:

@@ -16,13 +16,16 @@ class Settings:
     """What this rank was started with.
 
     Attributes:
-        job_id: the directory name of the job: "123", or "100_7" for an array task.
-        rank, size: SLURM_PROCID and SLURM_NTASKS; the world must have exactly this size.
+        job_id: how Slurm addresses the job: "123", or "100_7" for an array task.
+        training: the name of this training's directory, "" for the job's id.
+        rank, size: those of the Slurm step, or of torchrun inside it; the world must have exactly this size.
         node: Slurm's name of this node.
         attempt: number of this launch in the job's life.
         launcher: "host:port:key" of jit-srun, "" without one.
         step_id: Slurm's number of this step inside the job.
         mpi_type: the PMI that srun offers ("pmix", "pmi2"), "none" without one.
+        step_nodes: Slurm's text of the nodes of this step, "n[1-4]".
+        torchrun: whether torchrun started this process (one Slurm task a node, several ranks below it).
     """
 
     options: contract.Options
@@ -35,11 +38,14 @@ class Settings:
     step_id: str = "0"
     mpi_type: str = "none"
     restarts: int = 0
+    training: str = ""
+    step_nodes: str = ""
+    torchrun: bool = False
 
     @property
     def job_directory(self) -> str:
-        """Where the checkpoints of this job lie."""
-        return os.path.join(self.options.dir, self.job_id)
+        """Where the checkpoints of this training lie."""
+        return os.path.join(self.options.dir, self.training or self.job_id)
 
 
 def read(environ: Mapping[str, str] | None = None) -> Settings | None:
@@ -54,7 +60,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings | None:
         return None
     try:
         options = contract.parse_options(text)
-        rank, size = int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
+        rank, size = _place(env)
         restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
         attempt = int(env.get(contract.ENV_ATTEMPT) or restarts)
     except (KeyError, ValueError) as error:
@@ -67,10 +73,43 @@ def read(environ: Mapping[str, str] | None = None) -> Settings | None:
     node = env.get("SLURMD_NODENAME") or socket.gethostname()
     launcher, step_id = env.get(contract.ENV_LAUNCHER, ""), env.get("SLURM_STEP_ID") or "0"
     options = contract.in_job(options, job_id)
-    return Settings(options, job_id, rank, size, node, attempt, launcher, step_id, _mpi_type(env), restarts)
+    training = env.get(contract.ENV_TRAINING, "")
+    if os.path.basename(training) != training or training.startswith("."):
+        raise ConfigError(f"jit-ckpt: {contract.ENV_TRAINING} is {training!r}, which is not the name of a folder")
+    return Settings(
+        options,
+        job_id,
+        rank,
+        size,
+        node,
+        attempt,
+        launcher,
+        step_id,
+        mpi_type=_mpi_type(env),
+        restarts=restarts,
+        training=training,
+        step_nodes=env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", ""),
+        torchrun=_by_torchrun(env),
+    )
+
+
+def _by_torchrun(env: Mapping[str, str]) -> bool:
+    """Whether the ranks are not Slurm's tasks but those that torchrun started below them."""
+    return "TORCHELASTIC_RUN_ID" in env
+
+
+def _place(env: Mapping[str, str]) -> tuple[int, int]:
+    """Return rank and size of the world."""
+    if not _by_torchrun(env):
+        return int(env["SLURM_PROCID"]), int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
+    if env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        raise ConfigError("torchrun has restarted the ranks itself; give it --max-restarts=0: jit-srun restarts them")
+    return int(env["RANK"]), int(env["WORLD_SIZE"])
 
 
 def _mpi_type(env: Mapping[str, str]) -> str:
+    if _by_torchrun(env):
+        return "none"  # its ranks share the task's place in the PMI, so MPI would take all of them for the same one
     # srun takes SLURM_MPI_TYPE out of the tasks' environment when it is "none" (Slurm's src/interfaces/mpi.c).
     if env.get("SLURM_MPI_TYPE"):
         return env["SLURM_MPI_TYPE"]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from jitmpi import torchrun
 from jitmpi.config import Settings
 from jitmpi.events import Fault, Member
 from jitmpi.round import Conclude, Leave
@@ -88,6 +89,7 @@ def end(code: int) -> NoReturn:
     with contextlib.suppress(Exception):
         for child in multiprocessing.active_children():  # they would hold the step open for seconds
             child.kill()
+    torchrun.go_on()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

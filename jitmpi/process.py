@@ -20,14 +20,18 @@ PLANNED = (signal.SIGUSR1, signal.SIGTERM)  # Slurm's warning before the time li
 UNFINISHED_WAIT = 5.0  # seconds for the others to end too when the script ended in the middle of its loop
 
 
-def take_signals(wakeup_fd: int) -> set[int]:
+def take_signals(wakeup_fd: int, ignored: bool = False) -> set[int]:
     """Let the planned-end signals reach the agent; a signal that the script handles itself is left alone.
+
+    Args:
+        ignored: take also those that are ignored: below torchrun, which they would end, they have to be.
 
     Returns the signals taken. Call from the main thread.
     """
     taken = set()
+    free = (signal.SIG_DFL, signal.SIG_IGN) if ignored else (signal.SIG_DFL,)
     for number in PLANNED:
-        if signal.getsignal(number) is signal.SIG_DFL:
+        if signal.getsignal(number) in free:
             signal.signal(number, _nothing)
             taken.add(int(number))
     if signal.getsignal(signal.SIGCONT) is signal.SIG_DFL:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jitmpi import comm, commit, config, leave, meet, preflight, process, replay, resume, store
+from jitmpi import comm, commit, config, leave, meet, preflight, process, replay, resume, store, torchrun
 from jitmpi.agent import Agent
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
@@ -79,6 +79,9 @@ def _begin_once(settings: Settings, state: TrainingState) -> Run:
     if _begun:
         raise AttachError("attach was called twice; one call protects all: optimizer and scheduler may be lists")
     _begun.append(settings)
+    if settings.rank in (0, settings.size - 1):  # one of two may be the one that dies before it can say so
+        attached = {"event": "attached", "rank": settings.rank, "nodes": settings.step_nodes}
+        leave.notify(settings, {**attached, "step": settings.step_id})
     return _begin(settings, state)
 
 
@@ -102,7 +105,9 @@ def _protect(world: comm.World, settings: Settings, state: TrainingState, watchd
     shadow = BufferShadow(state.model)
     vault = Vault(state, shadow)
     agent = Agent(settings, members, plane, vault, staging=staging, versions=_versions(world))
-    agent.start(process.take_signals(plane.wakeup_fd))
+    if settings.torchrun:
+        agent.on_trouble = torchrun.stop
+    agent.start(process.take_signals(plane.wakeup_fd, ignored=settings.torchrun))
     cursor, restored = resume.resume(world, state, settings)
     run = Run(state, Recorder(agent, shadow, vault.clock), shadow, cursor)
     world.exchange(b"", time.monotonic() + resume.EXCHANGE)

@@ -41,6 +41,15 @@ class Site:
     host: str
 
 
+def job_name(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return how Slurm addresses the job, and how often it has been through the queue."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if environ.get("SLURM_ARRAY_JOB_ID"):
+        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    restarts = environ.get("SLURM_RESTART_COUNT", "")
+    return job, int(restarts) if restarts.isdigit() else 0
+
+
 def find_site(slurm: Slurm, environ: Mapping[str, str], request: Request) -> Site:
     """Look around.
 
@@ -48,15 +57,12 @@ def find_site(slurm: Slurm, environ: Mapping[str, str], request: Request) -> Sit
         ArgumentError: the request does not fit into the job.
         SlurmError: the environment is not that of a job.
     """
-    number = environ.get("SLURM_JOB_ID", "")
-    job = number
-    if environ.get("SLURM_ARRAY_JOB_ID"):
-        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    job, restarts = job_name(environ)
     held = expand(environ.get("SLURM_JOB_NODELIST", ""))
     if not held:
         raise SlurmError("SLURM_JOB_NODELIST names no nodes")
     nodes = tuple(n for n in held if (not request.within or n in request.within) and n not in request.without)
-    need = request.nodes or len(nodes)
+    need = request.nodes or (min(len(nodes), request.tasks) if request.tasks else len(nodes))
     if not 0 < need <= len(nodes):
         raise ArgumentError(f"{need} nodes are asked for, and the job has {len(nodes)} that may be used")
     me = environ.get("SLURMD_NODENAME", "")
@@ -66,12 +72,11 @@ def find_site(slurm: Slurm, environ: Mapping[str, str], request: Request) -> Sit
         known = {}
     addresses = {n: (notice.resolve(known[n].address), known[n].port) for n in nodes if n in known}
     host = known[me].address if me in known else (me or notice.this_host())
-    restarts = environ.get("SLURM_RESTART_COUNT", "")
     return Site(
         request=request,
         job=job,
-        number=number,
-        restarts=int(restarts) if restarts.isdigit() else 0,
+        number=environ.get("SLURM_JOB_ID", ""),
+        restarts=restarts,
         nodes=nodes,
         need=need,
         hosts={n: known[n].address for n in nodes if n in known},

@@ -23,6 +23,10 @@ FLAGS: Final = (
 VALUED: Final = frozenset("ABbCcDdeFGiJLMmNnopPqrStTUWwx")
 ATTACHED: Final = frozenset("IKk")  # their value, if any, is the rest of the word
 
+# Options of sruns that start no ranks of a training, or start them where jit-srun cannot follow.
+ALONE: Final = frozenset(
+    ["pty", "x11", "help", "h", "usage", "version", "V", "test-only", "no-allocate", "Z", "het-group", "async"]
+)
 COUNTING: Final = frozenset(["cpus-per-task", "c", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"])
 OURS: Final = ("--overlap", "--no-kill", "-K0", "-W0")
 
@@ -41,6 +45,7 @@ class Request:
         within, without: nodes that it may or must not use; empty for no wish.
         export: the value of --export, "" for none.
         rest: srun's other options, the program and its arguments.
+        spoken: the whole line as it was written, without --export.
     """
 
     nodes: int
@@ -49,6 +54,7 @@ class Request:
     without: tuple[str, ...]
     export: str
     rest: tuple[str, ...]
+    spoken: tuple[str, ...] = ()
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], spares: int = 0) -> Request:
@@ -65,6 +71,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], spares: int = 0) -> R
         raise ArgumentError("no program to start; see jit-srun --help")
     found: dict[str, str] = {}
     rest: list[str] = []
+    spoken = [word for name, _, words in options if name != "export" for word in words]
+    spoken += ["--"] if program[0].startswith("-") else []
     for name, value, words in options:
         long = {"N": "nodes", "n": "ntasks", "w": "nodelist", "x": "exclude"}.get(name, name)
         found[long] = value
@@ -77,7 +85,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], spares: int = 0) -> R
         nodes, tasks = _counts({**found, "nodes": _beside(spares, environ)}, environ)
     export = found.get("export", environ.get("SLURM_EXPORT_ENV", ""))
     within, without = _list(found, "nodelist"), _list(found, "exclude")
-    return Request(nodes, tasks, within, without, export, (*rest, *program))
+    return Request(nodes, tasks, within, without, export, (*rest, *program), (*spoken, *program))
 
 
 def command(request: Request, nodes: Sequence[str], variables: Sequence[str], srun: str = "srun") -> list[str]:
@@ -85,10 +93,45 @@ def command(request: Request, nodes: Sequence[str], variables: Sequence[str], sr
     line = [srun, *OURS, "-N", str(len(nodes)), "-w", ",".join(nodes)]
     if request.tasks:
         line += ["-n", str(request.tasks)]
-    if request.export:
-        kept = [] if request.export in ("NONE", "NIL") else [request.export]
-        line.append("--export=" + ",".join([*kept, *variables]))
-    return [*line, *request.rest]
+    return [*line, *_export(request, variables), *request.rest]
+
+
+def as_spoken(
+    request: Request, size: bool, lost: Sequence[str], variables: Sequence[str], srun: str = "srun"
+) -> list[str]:
+    """Return the srun command that leaves all choices to Slurm, as the user wrote it.
+
+    Args:
+        size: the step's size is that of the request, because nodes are kept aside or lost.
+        lost: nodes that do not answer any more, although Slurm may not know it yet; the steps that were there hold
+            their nodes, hence --overlap.
+    """
+    line = [srun]
+    if lost:
+        line += ["--overlap", *([] if request.without else ["-x", ",".join(lost)])]
+    if size:
+        line += ["-N", str(request.nodes), *(["-n", str(request.tasks)] if request.tasks else [])]
+    return [*line, *_export(request, variables), *request.spoken]
+
+
+def foreign(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Say why an srun of a script is none that could be started again, "" if it is one."""
+    options, program = _split(argv)
+    found = {name: value for name, value, _ in options}
+    if alone := sorted(ALONE & set(found)):
+        return f"--{alone[0]}"
+    if found.get("jobid", found.get("j", environ.get("SLURM_JOB_ID"))) != environ.get("SLURM_JOB_ID"):
+        return "it belongs to another job"
+    if ":" in program or environ.get("SLURM_HET_SIZE"):
+        return "a heterogeneous step"
+    return ""
+
+
+def _export(request: Request, variables: Sequence[str]) -> list[str]:
+    if not request.export:
+        return []
+    kept = [] if request.export in ("NONE", "NIL") else [request.export]
+    return ["--export=" + ",".join([*kept, *variables])]
 
 
 def _counts(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[int, int]:
@@ -104,9 +147,12 @@ def _counts(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[int, 
 
 
 def _beside(spares: int, environ: Mapping[str, str]) -> str:
-    held = _digits(environ.get("SLURM_JOB_NUM_NODES"))
+    try:
+        held = len(expand(environ.get("SLURM_JOB_NODELIST", "")))
+    except SlurmError:
+        held = 0
     if spares >= held:
-        raise ArgumentError(f"spares={spares}: the job has {held} nodes, and the ranks need one at least")
+        raise ArgumentError(f"spares={spares}: the job has {held} nodes, and the ranks need one: ask for more with -N")
     return str(held - spares)
 
 

@@ -27,6 +27,7 @@ ENV_WISHES: Final = "SBATCH_JIT_CKPT"
 # Set by jit-srun for the ranks of one launch.
 ENV_ATTEMPT: Final = "JIT_CKPT_ATTEMPT"  # number of this launch in the job's life, from 0
 ENV_LAUNCHER: Final = "JIT_CKPT_LAUNCHER"  # "host:port:key", where notices to jit-srun go
+ENV_TRAINING: Final = "JIT_CKPT_TRAINING"  # name of its directory below `dir`: "<job id>", "<job id>.2", ...
 
 # Environment of ranks that use NCCL, unless the user has set it: name -> (value, why). The process has to outlive the
 # death of a peer, and must not go on with half-reduced gradients.

@@ -74,7 +74,7 @@ def examine_all(options: argparse.Namespace) -> tuple[list[Finding], dict[str, o
     """Look at everything; return the findings, and the raw results of the probe."""
     version, config_text = _ask("sbatch", "--version"), _ask("scontrol", "show", "config")
     config = examine.parse_config(config_text or "")
-    findings = [*examine.slurm(version or "", config), *examine.clock(config_text or "", time.time())]
+    findings = [*examine.slurm(version or "no answer", config), *examine.clock(config_text or "", time.time())]
     help_text = _ask("sbatch", "--help")
     stack = observe.plugstack(config.get("PlugStackConfig") or "/etc/slurm/plugstack.conf")
     binary = observe.library(stack or "", examine.LIBRARY)

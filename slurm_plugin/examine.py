@@ -55,8 +55,7 @@ def slurm(version_text: str, config: Mapping[str, str]) -> Iterator[Finding]:
     """Look at Slurm's version and whether its controller answers."""
     version = parse_version(version_text)
     if version is None:
-        says = f"sbatch --version says {version_text!r}" if version_text else "sbatch --version gives no answer"
-        yield Finding("Slurm", "unknown", says, "Run this where sbatch works.")
+        yield Finding("Slurm", "unknown", f"sbatch --version says {version_text!r}", "Run this where sbatch works.")
         return
     said = version_text.strip()
     controller = f", controller {config['SLURM_VERSION']}" if config.get("SLURM_VERSION") else ""

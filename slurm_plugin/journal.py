@@ -1,6 +1,7 @@
 """The journal of a job: what jit-srun did and saw, one JSON line an entry, kept over relaunches and requeues.
 
-    {"entry": "launch", "attempt", "time", "restarts", "nodes", "spares"}
+    {"entry": "launch", "attempt", "time", "restarts", "nodes", "spares"} and, in the first of a jit-srun, what it is
+        known by (slurm_plugin/trainings.py): "command", "folder", "environ"
     {"entry": "notice", "attempt", "time", "notice": what the rank sent}
     {"entry": "outcome", "attempt", "time", "code", "interrupted", "unlaunched"}
     {"entry": "decision", "attempt", "time", "action", "nodes", "exclude", "reason"}
@@ -16,7 +17,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,10 +81,7 @@ class Journal:
 
     def next_attempt(self) -> int:
         """Return the number of the next launch: the numbers go on over requeues."""
-        attempts = [
-            e["attempt"] for e in self.entries if e.get("entry") == "launch" and isinstance(e.get("attempt"), int)
-        ]
-        return max(attempts, default=-1) + 1
+        return next_attempt(self.entries)
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return the committed checkpoints that are still there, the newest last."""
@@ -99,6 +97,26 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             self._complain(f"cannot write the journal in {self.directory} ({error.strerror}); going on without it")
+
+
+def next_attempt(entries: Iterable[Entry]) -> int:
+    """Return the number of the launch that comes after these entries."""
+    attempts = [e["attempt"] for e in entries if e.get("entry") == "launch" and isinstance(e.get("attempt"), int)]
+    return max(attempts, default=-1) + 1
+
+
+def read(path: str) -> list[Entry]:
+    """Read a journal without opening it for more; no entries where there is none."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        return parse(_read_all(file)) if stat.S_ISREG(os.fstat(file).st_mode) else []
+    except OSError:
+        return []
+    finally:
+        os.close(file)
 
 
 def parse(text: bytes) -> list[Entry]:

@@ -35,7 +35,8 @@ DOUBLE: Final = 1.0  # seconds within which srun takes a second Ctrl-C for "end 
 EARLY: Final = 15.0  # seconds for the other ranks to end too when one has ended before training began
 SPARE: Final = 30.0  # seconds beyond the ranks' own deadlines before they are given up
 
-FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)  # srun passes these on to the ranks
+# srun passes these on to the ranks.
+FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # srun would answer these by killing the ranks
 
 
@@ -50,7 +51,8 @@ class Signals:
     def __enter__(self) -> Signals:
         self._fd = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         for number in (*FORWARDED, *ENDING, signal.SIGCHLD):
-            self._old[number] = signal.signal(number, _nothing)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` in a script: srun shall ignore it too
+                self._old[number] = signal.signal(number, _nothing)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,6 +72,12 @@ class Signals:
             return list(os.read(self._ours, 4096))
         except BlockingIOError:
             return []
+
+    def wait(self, numbers: Sequence[int], patience: float) -> None:
+        """Wait until one of these has come, at most `patience` seconds."""
+        deadline = time.monotonic() + patience
+        while not set(numbers) & set(self.take()) and (left := deadline - time.monotonic()) > 0:
+            select.select([self], [], [], left)
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ class Launch:
         committed: whether the claim of this launch is on the file system (its notice may have died with a node).
         reachable: asks the nodes; False when one of the step's does not answer. It may take a second.
         patience: seconds that the ranks may take from a fault to `committed` or `lost`.
+        training: False when this may be any program: until a rank says that it trains, all is left to srun.
     """
 
     def __init__(
@@ -117,8 +126,10 @@ class Launch:
         patience: float,
         say: Callable[[str], None],
         early: float = EARLY,
+        training: bool = True,
     ) -> None:
         self._early_patience = early
+        self._training = training
         self._slurm, self._job_id, self._say = slurm, job_id, say
         self._signals, self._listener, self._record = signals, listener, record
         self._committed, self._reachable, self._patience = committed, reachable, patience + SPARE
@@ -126,19 +137,25 @@ class Launch:
         self._fault_at: float | None = None
         self._sealed_at: float | None = None
         self._keyboard: list[float] = []
-        self._nodes = list(nodes)
+        self._nodes = nodes  # may be filled later, by what the ranks say
         self._trained = False
         self._early: tuple[float, TaskEnd] | None = None  # the first task that ended before training began
-        self._process = subprocess.Popen(line, env=dict(environ), stderr=subprocess.PIPE)
+        # close_fds=False: srun gets what the script has opened for it, as without us; what is ours closes itself.
+        self._process = subprocess.Popen(line, env=dict(environ), stderr=subprocess.PIPE, close_fds=False)
         assert self._process.stderr is not None
         self._overhear = Overhear(self._process.stderr)
 
     def run(self) -> Ended:
         """Wait for the end and return it."""
-        try:
-            return self._run()
-        finally:
-            self._overhear.close()
+        ended = self._run()
+        self._overhear.close()
+        return ended
+
+    def only_wait(self) -> int:
+        """Wait for the end after `run` has failed: pass on what srun says, and nothing else."""
+        while self._process.poll() is None:
+            self._drain()
+        return _exit_code(self._process.returncode)
 
     def _run(self) -> Ended:
         with selectors.DefaultSelector() as selector:
@@ -182,6 +199,7 @@ class Launch:
 
     def _hear(self) -> None:
         for event in self._listener.receive():
+            self._training = True
             self._trained = self._trained or event["event"] == "started"
             self._step = str(event.get("step") or self._step)
             if event["event"] == "fault":
@@ -200,7 +218,7 @@ class Launch:
     def _until_next_look(self) -> float:
         if self._sealed_at is not None:
             return max(0.0, min(TICK, self._sealed_at + self._leave - time.monotonic()))
-        if self._early is not None and not self._trained:
+        if self._early is not None and self._training and not self._trained:
             return min(TICK, self._early_patience)
         return TICK if self._fault_at is not None else 10 * TICK
 
@@ -213,6 +231,7 @@ class Launch:
             return now >= self._sealed_at + self._leave
         if (
             self._early is not None
+            and self._training
             and not self._trained
             and self._fault_at is None
             and now >= self._early[0] + self._early_patience
@@ -223,10 +242,11 @@ class Launch:
         return self._fault_at is not None and now >= self._fault_at + self._patience
 
     def _early_fault(self, end: TaskEnd) -> dict[str, Any]:
-        rank = self._nodes.index(end.node) if end.node in self._nodes else 0
+        nodes = list(self._nodes)
+        rank = nodes.index(end.node) if end.node in nodes else 0
         detail = f"task {end.tasks} on {end.node} ended before training began: {end.how}"
         fault = {"kind": end.kind, "ranks": [rank], "unreachable": [], "minibatch": -1, "detail": detail}
-        return {"event": "fault", "fault": fault, "nodes": self._nodes, "phase": "starting"}
+        return {"event": "fault", "fault": fault, "nodes": nodes, "phase": "starting"}
 
     def _end(self) -> Ended:
         """End the step on every node that can be reached, then the local srun."""
@@ -248,7 +268,7 @@ class Launch:
     def _pass_on(self, number: int) -> None:
         if number == signal.SIGINT and _from_keyboard():
             self._keyboard.append(time.monotonic())  # the terminal has sent it to srun as well
-        elif number in FORWARDED:
+        elif number in FORWARDED or (number in ENDING and not self._training):
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
         elif number in ENDING:

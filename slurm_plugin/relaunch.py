@@ -1,6 +1,6 @@
 """jit-srun: start the ranks of a job, and start them again after a failure. The wiring of the cluster's side.
 
-    arguments -> Request   launch -> Ended   outcomes -> Outcome   recovery -> Recovery   requeue
+    arguments -> Request   trainings -> its directory   launch -> Ended   outcomes -> Outcome   recovery -> Recovery
 
 Rule 1: without --jit-ckpt, outside a job, or where Slurm cannot be asked, jit-srun is srun.
 Rule 2: every decision is in the journal and on standard error before it is carried out.
@@ -8,24 +8,27 @@ Rule 2: every decision is in the journal and on standard error before it is carr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from slurm_plugin import arguments, contract, notice, outage, outcomes
+from slurm_plugin import arguments, contract, hold, notice, outage, outcomes, trainings
 from slurm_plugin.allocation import Site, find_site
 from slurm_plugin.journal import Checkpoint, Journal, JournalError, find_checkpoints, has_claim
-from slurm_plugin.launch import Ended, Launch, Signals
+from slurm_plugin.launch import ENDING, Ended, Launch, Signals
 from slurm_plugin.outcomes import Outcome
 from slurm_plugin.recovery import Allocation, Case, Recovery, decide
 from slurm_plugin.requeue import requeue_job
 from slurm_plugin.slurm import Slurm, open_slurm
 from slurm_plugin.slurm_text import JobInfo, SlurmError
+from slurm_plugin.told import names, say, told
+from slurm_plugin.trainings import Fingerprint
 
 USAGE: Final = """usage: jit-srun [srun options] program [arguments]
 
@@ -39,8 +42,11 @@ of the allocation that still work, spare ones included, or through the queue. Wi
 The job's settings are those of sbatch --jit-ckpt=key=value,...; what happened is in <dir>/<job id>/journal.jsonl.
 Exit code: that of srun; 83 or 84 when the ranks left after a failure that was or was not saved; 85 for bad input."""
 
+TURN: Final = 10.0  # seconds that one jit-srun of a script may take to choose its nodes before the next one goes ahead
+FAREWELL: Final = 10.0  # seconds for Slurm to end the script after a requeue; what comes behind srun in it must not run
 PORTS: Final = (20000, 10000)  # MASTER_PORT: below the ports that Linux gives to clients
-VARIABLES: Final = (contract.ENV_ATTEMPT, contract.ENV_LAUNCHER, "MASTER_ADDR", "MASTER_PORT")
+MASTER: Final = ("MASTER_ADDR", "MASTER_PORT")
+VARIABLES: Final = (contract.ENV_ATTEMPT, contract.ENV_LAUNCHER, contract.ENV_TRAINING)
 # What srun would read as the size of the step; jit-srun has said it on the command line.
 SIZES: Final = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 FRESH: Final = 3.0  # seconds for which an answer of the nodes is good
@@ -71,74 +77,131 @@ def _start(words: Sequence[str], text: str, signals: Signals) -> int:
     except SlurmError as error:
         _plain_srun(words, f"cannot relaunch: {error}")
     options = contract.in_job(options, site.job)
-    journal = Journal(options.dir, site.job, say)
-    return Relauncher(slurm, site, options, journal, signals).run()
+    known_by = trainings.fingerprint(words, os.getcwd(), os.environ)
+    known = trainings.find(options.dir, site.job)
+    name, _hold = trainings.claim(known, site.job, known_by, site.restarts)
+    journal = Journal(options.dir, name, say)
+    return Relauncher(slurm, site, options, journal, signals, known_by).run()
 
 
 class Relauncher:
-    """One jit-srun: launch, decide, launch again, until the job is done, stopped or back in the queue."""
+    """One jit-srun: launch, decide, launch again, until the job is done, stopped or back in the queue.
 
-    def __init__(self, slurm: Slurm, site: Site, options: contract.Options, journal: Journal, signals: Signals) -> None:
+    Args:
+        known_by: noted with the first launch, for the next life of the job to find this training's directory.
+        master: the node that MASTER_ADDR of the environment means; "" when jit-srun chooses from the start.
+    """
+
+    def __init__(
+        self,
+        slurm: Slurm,
+        site: Site,
+        options: contract.Options,
+        journal: Journal,
+        signals: Signals,
+        known_by: Fingerprint,
+        master: str = "",
+    ) -> None:
         self._slurm, self._site, self._options = slurm, site, options
         self._journal, self._signals = journal, signals
+        self._known_by: Fingerprint | None = known_by
+        self._master = master
         self._asked: tuple[float, frozenset[str]] = (-FRESH, frozenset())
         self._gone: set[str] = set()  # nodes that the ranks saw die; asking them again would cost a second
 
     def run(self) -> int:
-        """Return the exit code of the job."""
-        nodes = [n for n in self._site.nodes if n in self._answering()][: self._site.need]
+        """Return the exit code of the training."""
+        with self._turn():
+            free = [n for n in self._site.nodes if n in self._answering()]
+            idle = [n for n in free if n not in self._busy()]
+            nodes = (idle if len(idle) >= self._site.need else free)[: self._site.need]
+            attempt = self.announce(nodes)
+        return self.go_on(attempt, self._launch(attempt, nodes))
+
+    def go_on(self, attempt: int, ended: Ended) -> int:
+        """Decide what happens after a launch, and do it, until the end; return the exit code of the training."""
         while True:
-            attempt = self._journal.next_attempt()
-            ended = self._launch(attempt, nodes)
-            outcome, recovery = self._decide(attempt, ended)
-            fields = {"nodes": recovery.nodes, "exclude": recovery.exclude, "reason": recovery.reason}
-            self._journal.append("decision", attempt, action=recovery.action, **fields)
+            with self._turn():
+                outcome, recovery = self._decide(attempt, ended)
+                fields = {"nodes": recovery.nodes, "exclude": recovery.exclude, "reason": recovery.reason}
+                self._journal.append("decision", attempt, action=recovery.action, **fields)
+                if recovery.action == "relaunch":
+                    attempt = self.announce(recovery.nodes)
             say(f"{recovery.action}: {recovery.reason}")
             if recovery.action == "relaunch":
-                nodes = list(recovery.nodes)
                 time.sleep(recovery.pause)
+                ended = self._launch(attempt, recovery.nodes)
                 continue
             if recovery.action == "requeue":
                 self._requeue(recovery)
             return _exit_code(outcome)
 
+    def announce(self, nodes: Sequence[str]) -> int:
+        """Note a launch that is about to begin; return its number."""
+        attempt = self._journal.next_attempt()
+        spares = [n for n in self._site.nodes if n in self._answering() and n not in nodes]
+        known_by = self._known_by.to_entry() if self._known_by else {}
+        self._known_by = None
+        restarts = self._site.restarts
+        self._journal.append("launch", attempt, restarts=restarts, nodes=list(nodes), spares=spares, **known_by)
+        return attempt
+
+    def _turn(self) -> contextlib.AbstractContextManager[None]:
+        """Keep the other trainings of this script from choosing the same nodes at the same time."""
+        return hold.holding(self._site.job, "nodes", TURN)
+
+    def _busy(self) -> frozenset[str]:
+        """Return the nodes that other trainings of this script use now."""
+        own = os.path.basename(self._journal.directory)
+        others = (t for t in trainings.find(self._options.dir, self._site.job) if t.name != own and not t.ended)
+        return frozenset(n for t in others if hold.is_held(self._site.job, t.name) for n in t.nodes)
+
     def _launch(self, attempt: int, nodes: Sequence[str]) -> Ended:
         """Start the ranks and wait for their end; the journal has all of it."""
-        spares = [n for n in self._site.nodes if n in self._answering() and n not in nodes]
-        restarts = self._site.restarts
-        self._journal.append("launch", attempt, restarts=restarts, nodes=list(nodes), spares=spares)
         if len(nodes) < self._site.need:
             return self._not_enough(attempt)
-        spare = f", spare: {_names(spares)}" if spares else ""
-        say(f"launch {attempt} on {_names(nodes)}{spare}")
+        spares = self._journal.entries[-1].get("spares")
+        say(f"launch {attempt} on {names(nodes)}" + (f", spare: {names(spares)}" if spares else ""))
         self._asked = (-FRESH, frozenset())
         listener = notice.Listener()
         try:
             self._signals.take()  # what came between two launches is in the state of the job by now
             launch = Launch(
-                arguments.command(self._site.request, nodes, VARIABLES),
+                arguments.command(self._site.request, nodes, (*VARIABLES, *MASTER)),
                 self._environ(attempt, nodes, listener),
                 nodes=nodes,
                 slurm=self._slurm,
                 job_id=self._site.number,
                 signals=self._signals,
                 listener=listener,
-                record=lambda event: self._record(attempt, event),
-                committed=lambda: has_claim(self._journal.directory, attempt),
-                reachable=lambda: self._answering() >= set(nodes),
+                record=lambda event: self.record(attempt, event),
+                committed=lambda: self.committed(attempt),
+                reachable=lambda: self.reachable(nodes),
                 patience=self._options.settle + self._options.save,
                 say=say,
             )
             ended = launch.run()
         finally:
             listener.close()
-        if ended.silent:
-            self._record(attempt, {"event": "lost", "reason": ended.silent, "error": ""})
         if listener.dropped:
             say(f"{listener.dropped} connections brought no notice of this launch and were dropped")
+        return self.note_end(attempt, ended)
+
+    def note_end(self, attempt: int, ended: Ended) -> Ended:
+        """Put the end of a launch into the journal."""
+        if ended.silent:
+            self.record(attempt, {"event": "lost", "reason": ended.silent, "error": ""})
         how = {"interrupted": ended.interrupted, "unlaunched": ended.unlaunched}
         self._journal.append("outcome", attempt, code=ended.code, **how)
         return ended
+
+    def committed(self, attempt: int) -> bool:
+        """Say whether this launch has committed its checkpoint."""
+        return has_claim(self._journal.directory, attempt)
+
+    def reachable(self, nodes: Sequence[str]) -> bool:
+        """Say whether all of these nodes answer."""
+        return self._answering() >= set(nodes)
 
     def _not_enough(self, attempt: int) -> Ended:
         """Note a launch that could not even begin as the death of the nodes that do not answer."""
@@ -146,14 +209,15 @@ class Relauncher:
         ranks = list(range(len(gone)))
         detail = f"{self._site.need} nodes are needed and {len(self._site.nodes) - len(gone)} answer"
         fault = {"kind": "death", "ranks": ranks, "unreachable": ranks, "minibatch": -1, "detail": detail}
-        self._record(attempt, {"event": "fault", "fault": fault, "nodes": gone, "phase": "starting"})
+        self.record(attempt, {"event": "fault", "fault": fault, "nodes": gone, "phase": "starting"})
         return Ended(None)
 
     def _decide(self, attempt: int, ended: Ended) -> tuple[Outcome, Recovery]:
         *history, outcome = (self._claimed(o) for o in outcomes.read(self._journal.entries) if o.attempt <= attempt)
         job = self._job()
         nodes = job.nodes if job and job.nodes else self._site.nodes
-        kept = tuple(n for n in self._site.nodes if n in nodes)
+        busy = self._busy().difference(outcome.nodes)
+        kept = tuple(n for n in self._site.nodes if n in nodes and n not in busy)
         if 2 * len(self._gone.intersection(outcome.nodes)) > len(outcome.nodes):
             self._gone.clear()  # so many: this node may have been the one that was cut off, and they answer again
             self._asked = (-FRESH, frozenset())
@@ -206,10 +270,11 @@ class Relauncher:
             self._asked = (time.monotonic(), nodes)
         return nodes
 
-    def _record(self, attempt: int, event: dict[str, Any]) -> None:
+    def record(self, attempt: int, event: dict[str, Any]) -> None:
+        """Note what a rank has said, and tell the user."""
         self._journal.append("notice", attempt, notice=event)
         self._gone.update(outcomes.hear(Outcome(attempt), event).unreachable)
-        text = _told(event)
+        text = told(event)
         if text:
             say(text)
 
@@ -217,6 +282,8 @@ class Relauncher:
         done = requeue_job(self._slurm, self._site.job, recovery.exclude, say, restarts=self._site.restarts)
         if not done:
             say("the job was not put back into the queue")
+            return
+        self._signals.wait(ENDING, FAREWELL)  # Slurm ends the script now; what comes behind srun in it must not run
 
     def _environ(self, attempt: int, nodes: Sequence[str], listener: notice.Listener) -> dict[str, str]:
         environ = {**{name: value for name, (value, _) in contract.NCCL.items()}, **os.environ}
@@ -224,37 +291,13 @@ class Relauncher:
             for name in SIZES:
                 environ.pop(name, None)
         first, many = PORTS
-        environ[contract.ENV_ATTEMPT] = str(attempt)
-        environ[contract.ENV_LAUNCHER] = listener.launcher(self._site.host)
-        environ["MASTER_ADDR"] = self._site.hosts.get(nodes[0], nodes[0])
+        trainings.for_ranks(
+            environ, attempt, listener.launcher(self._site.host), os.path.basename(self._journal.directory)
+        )
+        if nodes[0] != self._master or "MASTER_ADDR" not in environ:
+            environ["MASTER_ADDR"] = self._site.hosts.get(nodes[0], nodes[0])
         environ["MASTER_PORT"] = str(first + secrets.randbelow(many))
         return environ
-
-
-def say(text: str) -> None:
-    """Tell the user one thing in one line."""
-    sys.stderr.write(f"jit-srun: {' '.join(text.split())}\n")
-    sys.stderr.flush()
-
-
-def _told(event: Mapping[str, Any]) -> str:
-    """Say a notice in one line; "" for those that are no news."""
-    match event.get("event"):
-        case "started":
-            restored = f", restored from {event['restored']}" if event.get("restored") else ""
-            return f"training begins at minibatch {event.get('minibatch')}{restored}"
-        case "fault":
-            fault = event.get("fault")
-            return f"fault: {fault.get('kind')}: {fault.get('detail')}" if isinstance(fault, dict) else "fault"
-        case "committed":
-            return f"saved: minibatch {event.get('minibatch')} in {event.get('directory')}"
-        case "lost":
-            return f"not saved: {event.get('reason')} {event.get('error') or ''}"
-    return ""
-
-
-def _names(nodes: Sequence[str]) -> str:
-    return ",".join(nodes) if len(nodes) <= 8 else f"{nodes[0]},{nodes[1]},...,{nodes[-1]} ({len(nodes)} nodes)"
 
 
 def _exit_code(outcome: Outcome) -> int:
@@ -265,6 +308,7 @@ def _exit_code(outcome: Outcome) -> int:
 
 def _plain_srun(words: Sequence[str], why: str) -> NoReturn:
     say(f"{why}: this is plain srun")
+    os.environ.setdefault(contract.ENV_ATTEMPT, os.environ.get("SLURM_RESTART_COUNT") or "0")  # for packaging/srun
     try:
         os.execvp("srun", ["srun", *words])
     except OSError as error:

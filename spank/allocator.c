@@ -33,6 +33,7 @@ static const char *const INHERITED[] = {
     "SLURM_SPANK_" JIT_ENV_UNASKED,
     JIT_ENV_ATTEMPT,
     JIT_ENV_LAUNCHER,
+    JIT_ENV_TRAINING,
     "_SLURM_SPANK_OPTION_jit_ckpt_jit_ckpt",
     "SLURM_SPANK__SLURM_SPANK_OPTION_jit_ckpt_jit_ckpt",
 };

@@ -45,6 +45,21 @@ def install_hook(name: str, folder: Path, site_file: Path) -> Path:
     return path
 
 
+def install_shim(folder: Path, site_file: Path) -> None:
+    """Put the srun that batch scripts find first into a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (REPO / "packaging" / "srun").read_text(encoding="utf-8")
+    for line, ours in (
+        ("code=/usr/lib/jit-ckpt/python", f"code={REPO}"),
+        ("conf=/etc/jit-ckpt.conf", f"conf={site_file}"),
+    ):
+        if line not in text:
+            raise TestbedError(f"packaging/srun has no line {line!r} any more")
+        text = text.replace(line, ours)
+    (folder / "srun").write_text(text, encoding="utf-8")
+    (folder / "srun").chmod(0o755)
+
+
 def plugstack_conf(library: Path | None, site_file: Path, shim_folder: Path) -> str:
     """Write plugstack.conf; `optional`, so that a plugin that does not load hurts nobody."""
     return f"optional {library} conf={site_file} shim-dir={shim_folder}\n" if library else ""

@@ -32,8 +32,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import jitmpi
 
-RANK = int(os.environ.get("SLURM_PROCID", "0"))
-WORLD = int(os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or "1")
+PLACE = ("RANK", "WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+RANK = int(os.environ.get(PLACE[0], "0"))
+WORLD = int(os.environ.get(PLACE[1]) or os.environ.get("SLURM_NTASKS") or "1")
 ATTEMPT = os.environ.get("JIT_CKPT_ATTEMPT", "0")
 
 

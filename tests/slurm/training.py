@@ -14,6 +14,7 @@ from testbed import Cluster
 
 HERE = Path(__file__).parent
 QUICK = "hang=4,hang-floor=6,settle=4,save=60"  # deadlines short enough for a test
+BATCH = "#!/bin/bash\nexec jit-srun {srun} {shape} {program}\n"
 PATIENCE = 150.0  # seconds for a job that fails once and goes on; the machine may be busy
 
 
@@ -113,21 +114,22 @@ def submit(
     srun: tuple[str, ...] = (),
     shape: str = "",
     user: bool = False,
+    batch: str = BATCH,
 ) -> Training:
-    """Submit the trainee on `ranks` nodes of an allocation of `nodes`, as root or as the unprivileged user.
+    """Submit the trainee on `ranks` nodes of an allocation of `nodes`.
 
-    `shape` places several ranks on a node.
+    Args:
+        shape: places several ranks on a node.
+        user: as the unprivileged user, not as root.
+        batch: the batch script, with {srun}, {shape} and {program} in it.
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     out.chmod(0o777 if user else 0o755)
     directory = out / "checkpoints"
     chosen = ",".join(filter(None, [f"dir={directory}", QUICK, options]))
-    injections = [f"--inject={text}" for text in inject]
-    program = " ".join(["python", str(HERE / "trainee.py"), f"--out={out}", *injections, *trainee])
-    script = (
-        f"#!/bin/bash\nexec jit-srun {' '.join(srun)} {shape or f'--nodes={ranks} --ntasks-per-node=1'} {program}\n"
-    )
+    shape = shape or f"--nodes={ranks} --ntasks-per-node=1"
+    script = batch.format(srun=" ".join(srun), shape=shape, program=program(out, *inject, *trainee))
     output = out / "slurm.out"
     job = cluster.sbatch(
         f"--jit-ckpt={chosen}",
@@ -139,6 +141,12 @@ def submit(
         user=user,
     )
     return Training(cluster, job, out, directory, ranks)
+
+
+def program(out: Path, *words: str) -> str:
+    """Return the command that trains into `out`; words that are no options are failures to come."""
+    more = [word if word.startswith("-") else f"--inject={word}" for word in words]
+    return " ".join(["python", str(HERE / "trainee.py"), f"--out={out}", *more])
 
 
 def decisions(run: Training) -> list[str]:

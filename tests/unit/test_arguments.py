@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_plugin.arguments import OURS, ArgumentError, command, parse
+from slurm_plugin.arguments import OURS, ArgumentError, as_spoken, command, foreign, parse
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,16 @@ def test_tasks_a_node_come_from_the_job_where_the_line_is_silent() -> None:
 )
 def test_spares_count_where_the_line_is_silent(line: str, nodes: int, tasks: int) -> None:
     """spares=1 of five nodes leaves four to the ranks, unless the command line says how many they need."""
-    request = parse(line.split(), {"SLURM_NTASKS": "40", "SLURM_JOB_NUM_NODES": "5"}, spares=1)
+    request = parse(
+        line.split(), {"SLURM_NTASKS": "40", "SLURM_JOB_NUM_NODES": "5", "SLURM_JOB_NODELIST": "n[1-5]"}, spares=1
+    )
     assert (request.nodes, request.tasks) == (nodes, tasks)
 
 
 def test_spares_leave_a_node_to_the_ranks() -> None:
     """As many spare nodes as the job has: said, not started."""
     with pytest.raises(ArgumentError, match="spares=2: the job has 2 nodes"):
-        parse(["x"], {"SLURM_JOB_NUM_NODES": "2"}, spares=2)
+        parse(["x"], {"SLURM_JOB_NODELIST": "n[1-2]"}, spares=2)
 
 
 def test_wishes_for_nodes_are_read() -> None:
@@ -88,6 +90,36 @@ def test_srun_gets_the_chosen_nodes_first() -> None:
     """Ours come before the user's options, the program stays last."""
     line = command(parse(["-N2", "--mpi=none", "x", "y"], {}), ["n1", "n3"], [])
     assert line == ["srun", *OURS, "-N", "2", "-w", "n1,n3", "-n", "2", "--mpi=none", "x", "y"]
+
+
+def test_a_line_is_left_as_the_user_wrote_it() -> None:
+    """Nothing is taken out but --export, and nothing added unless nodes are kept aside or lost."""
+    assert as_spoken(parse(["-N2", "-w", "n1,n2", "x", "-n"], {}), False, [], []) == [
+        "srun",
+        "-N2",
+        "-w",
+        "n1,n2",
+        "x",
+        "-n",
+    ]
+    assert as_spoken(parse(["-l", "--", "-x"], {}), False, [], []) == ["srun", "-l", "--", "-x"]
+    jobs = {"SLURM_JOB_NODELIST": "n[1-5]", "SLURM_NTASKS": "10", "SLURM_JOB_NUM_NODES": "5"}
+    line = as_spoken(parse(["-l", "x"], jobs, spares=1), True, ["n3"], [])
+    assert line == ["srun", "--overlap", "-x", "n3", "-N", "4", "-n", "8", "-l", "x"]
+    line = as_spoken(parse(["-x", "n1", "x"], jobs), False, ["n3"], [])
+    assert line == ["srun", "--overlap", "-x", "n1", "x"]
+
+
+@pytest.mark.parametrize("line", ["--pty sh", "-h", "-Z x", "--jobid=8 x", "-j 8 x", "--het-group=0 x", "a : b"])
+def test_lines_that_cannot_be_started_again(line: str) -> None:
+    """A terminal, no step of this job, more than one component."""
+    assert foreign(line.split(), {"SLURM_JOB_ID": "7"})
+
+
+def test_lines_that_can() -> None:
+    """What stands behind the program is its own; this job may be named."""
+    assert not foreign(["-l", "--jobid=7", "prog", "--pty", "-h"], {"SLURM_JOB_ID": "7"})
+    assert foreign(["x"], {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"})
 
 
 @given(st.lists(st.text(max_size=8), max_size=6))

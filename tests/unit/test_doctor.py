@@ -75,7 +75,7 @@ def test_versions() -> None:
     config = examine.parse_config(CONFIG)
     assert verdicts([*examine.slurm("slurm 21.08.8", config)]) == {"Slurm": "problem"}
     assert verdicts([*examine.slurm("slurm 24.11.5", config)]) == {"Slurm": "ok"}
-    assert verdicts([*examine.slurm("", config)]) == {"Slurm": "unknown"}
+    assert verdicts([*examine.slurm("no answer", config)]) == {"Slurm": "unknown"}
     assert verdicts([*examine.slurm("slurm 24.11.5", {})]) == {"Slurm": "ok", "controller": "unknown"}
 
 

@@ -1,0 +1,188 @@
+"""Tell the trainings of one job apart: which directory belongs to the srun that is about to start.
+
+    <dir>/<job>  <dir>/<job>.2  <dir>/<job>.3  ...  one for each training that a batch script starts
+
+Rule 1: in one life of the job (between two ways through the queue) no directory is given twice, except to the same
+    command with the same environment after it failed: the script tries again.
+Rule 2: a later life finds the directory by the command line and the folder; among those by the environment. Where
+    words change from life to life (a port, an address), the one it resembles most counts if it was interrupted.
+Rule 3: when in doubt the training begins anew: a lost checkpoint costs time, a wrong one the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from slurm_plugin import contract, hold, journal, outcomes
+from slurm_plugin.hold import Hold
+
+# What differs between two sruns of one script, or two lives of a job, without making them two trainings.
+PASSING: Final = re.compile(
+    r"(SLURMD?|SPANK|JIT_CKPT|PMIX?|OMPI|BASH_FUNC)_.*|JIT_CKPT|_|SHLVL|PWD|OLDPWD|TMPDIR|HOSTNAME|MASTER_ADDR|MASTER_PORT"
+)
+HASH: Final = 6  # hex digits: enough to see that a value is another one, too few to tell what it was
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What an srun is known by: its words, the folder it was started in, and its environment as name -> short hash."""
+
+    command: tuple[str, ...]
+    folder: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def to_entry(self) -> dict[str, Any]:
+        """Return the fields of a journal's entry."""
+        return {"command": list(self.command), "folder": self.folder, "environ": dict(self.environ)}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training that this job has begun.
+
+    Attributes:
+        name: of its directory below the option's.
+        known_by: None for one that an older version noted without it.
+        restarts: the life of the job in which it was started last.
+        ended: "done" when it ended well, "stop" when it failed for good, "" when it was interrupted.
+        nodes: where its last launch ran.
+        lost: nodes that stopped answering in that life.
+    """
+
+    name: str
+    known_by: Fingerprint | None
+    restarts: int
+    ended: str
+    nodes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+def fingerprint(words: Sequence[str], folder: str, environ: Mapping[str, str]) -> Fingerprint:
+    """Note what an srun is known by."""
+    kept = {n: v for n, v in environ.items() if not PASSING.fullmatch(n)}
+    hashed = {n: hashlib.sha256(os.fsencode(v)).hexdigest()[:HASH] for n, v in sorted(kept.items())}
+    return Fingerprint(tuple(words), folder, hashed)
+
+
+def find(root: str, job: str) -> list[Training]:
+    """Read what this job has begun so far, in the order of the directories' numbers."""
+    pattern = re.compile(re.escape(job) + r"(?:\.(\d{1,6}))?")
+    try:
+        matches = [m for n in os.listdir(root) if (m := pattern.fullmatch(n))]
+    except OSError:
+        return []
+    found = []
+    for match in sorted(matches, key=lambda m: int(m.group(1) or 1)):
+        training = _read(match.group(), journal.read(os.path.join(root, match.group(), contract.JOURNAL)))
+        if training is not None:
+            found.append(training)
+    return found
+
+
+def candidates(known: Sequence[Training], job: str, now: Fingerprint, restarts: int) -> Iterator[str]:
+    """Name the directories that may belong to this srun, the likeliest first; the last ones are new."""
+    free = [t for t in known if t.restarts < restarts or _again(t, now)]
+    same = [t for t in free if _same(t, now)]
+    if same:
+        telling = _telling([t for t in known if _same(t, now)])
+        fitting = [t for t in same if not telling & _differences(t, now)]
+        fitting = [t for t in fitting if t.ended != "done" or not _differences(t, now)]
+        # Stable: of equal ones, which a script can only have started one after the other, the first comes first.
+        yield from (t.name for t in sorted(fitting, key=lambda t: len(_differences(t, now))))
+    else:
+        yield from _alike(free, now)
+    taken = {t.name for t in known}
+    number = 1
+    while True:
+        name = job if number == 1 else f"{job}.{number}"
+        if name not in taken:
+            yield name
+        number += 1
+
+
+def claim(known: Sequence[Training], job: str, now: Fingerprint, restarts: int) -> tuple[str, Hold]:
+    """Return the name of this training's directory, and the hold on it that lasts until it is released."""
+    for name in candidates(known, job, now, restarts):
+        if (held := hold.take(job, name)) is not None:
+            return name, held
+    raise AssertionError("there is no end of new names")
+
+
+def for_ranks(environ: dict[str, str], attempt: int, launcher: str, training: str) -> None:
+    """Add what the ranks of a launch must know to srun's environment."""
+    environ[contract.ENV_ATTEMPT] = str(attempt)
+    environ[contract.ENV_LAUNCHER] = launcher
+    environ[contract.ENV_TRAINING] = training
+    if attempt:
+        environ.setdefault("SLURM_OPEN_MODE", "append")  # srun --output: what was written before the failure stays
+
+
+def _read(name: str, entries: Sequence[Mapping[str, Any]]) -> Training | None:
+    known_by: Fingerprint | None = None
+    nodes: tuple[str, ...] = ()
+    restarts, ended = -1, ""
+    for entry in entries:
+        if entry.get("entry") == "launch":
+            known_by = _fingerprint_of(entry) or known_by
+            restarts = entry["restarts"] if isinstance(entry.get("restarts"), int) else 0
+            ended, nodes = "", tuple(str(n) for n in entry.get("nodes") or ())
+        elif entry.get("entry") == "decision" and entry.get("action") in ("done", "stop"):
+            ended = str(entry["action"])
+    if restarts < 0:
+        return None
+    here = (o for o in outcomes.read(entries) if o.restarts == restarts)
+    lost = tuple(dict.fromkeys(n for o in here for n in o.unreachable))
+    return Training(name, known_by, restarts, ended, nodes, lost)
+
+
+def _fingerprint_of(entry: Mapping[str, Any]) -> Fingerprint | None:
+    command, environ = entry.get("command"), entry.get("environ")
+    if not isinstance(command, list) or not isinstance(environ, dict):
+        return None
+    return Fingerprint(tuple(map(str, command)), str(entry.get("folder")), {str(k): str(v) for k, v in environ.items()})
+
+
+def _again(training: Training, now: Fingerprint) -> bool:
+    """Whether a script tries once more what failed in this life."""
+    return training.ended != "done" and _same(training, now) and not _differences(training, now)
+
+
+def _same(training: Training, now: Fingerprint) -> bool:
+    known = training.known_by
+    return known is None or (known.command, known.folder) == (now.command, now.folder)
+
+
+def _differences(training: Training, now: Fingerprint) -> set[str]:
+    """Name the variables that are not as they were."""
+    then = training.known_by.environ if training.known_by else now.environ
+    return {name for name in then.keys() | now.environ.keys() if then.get(name) != now.environ.get(name)}
+
+
+def _telling(same: Sequence[Training]) -> set[str]:
+    """Name the variables in which trainings of one command differed within one life of the job: SEED, say."""
+    found: set[str] = set()
+    for a, b in itertools.combinations(same, 2):
+        if a.restarts == b.restarts and b.known_by is not None:
+            found |= _differences(a, b.known_by)
+    return found
+
+
+def _alike(free: Sequence[Training], now: Fingerprint) -> Iterator[str]:
+    """Name the training whose words are most like these, if it is one, more than half of them equal, and unfinished."""
+    words = Counter(" ".join(now.command).split())
+    rated = []
+    for training in free:
+        then = Counter(" ".join(training.known_by.command if training.known_by else ()).split())
+        equal = sum((words & then).values())
+        if 2 * equal > max(words.total(), then.total()):
+            rated.append((equal, training))
+    rated.sort(key=lambda row: -row[0])
+    if rated and not rated[0][1].ended and (len(rated) == 1 or rated[0][0] > rated[1][0]):
+        yield rated[0][1].name
