@@ -1,0 +1,27 @@
+"""Ranks in a root file system of their own, in which there is nothing of Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed import Cluster
+from tests.slurm.test_templates import small, submit
+from tests.slurm.training import decisions
+
+
+def test_a_node_lost_under_ranks_in_a_container(cluster: Cluster, out: Path) -> None:
+    """Relaunch on the spare node needs no Slurm command inside: jit-srun is outside."""
+    run = submit(cluster, small("container.sbatch", out), "--pause=0.2")
+    run.wait_minibatch(5)
+    host = cluster.job(run.job)["BatchHost"]
+    cluster.off(next(node for node in run.journal()[0]["nodes"] if node != host))
+    assert run.end() == "COMPLETED", run.log
+    assert decisions(run) == ["relaunch", "done"]
+    assert run.manifests()[0]["fault"]["unreachable"] == [1]
+
+
+def test_the_queue_from_a_container(cluster: Cluster, out: Path) -> None:
+    """relaunch=off: the way through the queue needs none either."""
+    run = submit(cluster, small("container.sbatch", out), "--inject=kill:backward:1:5", options=",relaunch=off")
+    assert run.end() == "COMPLETED", run.log
+    assert decisions(run) == ["requeue", "done"]
