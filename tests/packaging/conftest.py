@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.site import Machine, NoMirrorError, machines, start_slurm
+from tests.packaging.site import Machine, NoTreeError, machines, start_slurm
 
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, ..
     with ExitStack() as stack:
         try:
             found = stack.enter_context(machines(tmp_path_factory.mktemp("site"), ("c1", "c2")))
-        except NoMirrorError as error:
+        except NoTreeError as error:
             pytest.skip(f"no machines: {error}")
         start_slurm(found)
         yield found

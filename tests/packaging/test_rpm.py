@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_plugin import contract
-from tests.packaging.site import Machine, NoMirrorError, machines
+from tests.packaging.site import Machine, NoTreeError, machines
 
 
 def query(rpm: Path, *words: str) -> list[str]:
@@ -32,7 +32,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     with ExitStack() as stack:
         try:
             (found,) = stack.enter_context(machines(tmp_path, ("c1",)))
-        except NoMirrorError as error:
+        except NoTreeError as error:
             pytest.skip(f"no machine: {error}")
         yield found
 
