@@ -1,11 +1,12 @@
 /*
- * slurmstepd, as root: give every task the job's options, put our srun first in the batch script's PATH, and
- * note in the node's spool how each task ended.
+ * slurmstepd, as root: give every task the job's options; in the batch script put our srun first in PATH and
+ * take the spare nodes out of the job's size; note in the node's spool how each task ended.
  *
  * Rule 1: returns 0 always: in a batch step anything else would drain the node.
  * Rule 2: does nothing in a job without the option.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -50,9 +51,48 @@ static void put_shim(spank_t sp, const char *folder)
         slurm_error("jit-ckpt: post_opt: cannot put %s into the PATH of the batch script", folder);
 }
 
+/* A count that Slurm gave the job; 0 for none. */
+static unsigned long count_of(spank_t sp, const char *name)
+{
+    char text[32];
+    char *end;
+    unsigned long count;
+
+    if (spank_getenv(sp, name, text, sizeof(text)) != ESPANK_SUCCESS)
+        return 0;
+    count = strtoul(text, &end, 10);
+    return *end == '\0' ? count : 0;
+}
+
+static void set_count(spank_t sp, const char *const names[], unsigned long count)
+{
+    char text[32];
+
+    (void)snprintf(text, sizeof(text), "%lu", count);
+    for (; *names != NULL; names++)
+        if (count_of(sp, *names) > 0 && spank_setenv(sp, *names, text, 1) != ESPANK_SUCCESS)
+            slurm_error("jit-ckpt: post_opt: cannot set %s for the batch script", *names);
+}
+
+/* What the script and its srun take for the job's size is the size without the spare nodes. Where the site
+ * added them, the count of tasks is that of the ranks; where the user did, it is that of all nodes. */
+static void keep_aside(spank_t sp, unsigned long spares, bool site_added)
+{
+    static const char *const sizes[] = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES", NULL};
+    static const char *const counts[] = {"SLURM_NTASKS", "SLURM_NPROCS", NULL};
+    unsigned long nodes = count_of(sp, sizes[0]), tasks = count_of(sp, counts[0]);
+
+    if (spares == 0 || spares >= nodes || (!site_added && tasks % nodes != 0))
+        return; /* jit-srun says what is wrong with it */
+    set_count(sp, sizes, nodes - spares);
+    if (!site_added)
+        set_count(sp, counts, tasks / nodes * (nodes - spares));
+}
+
 int jit_remote_post_opt(spank_t sp, int count, char *arguments[])
 {
     static struct jit_site site;
+    static struct jit_options options;
     struct jit_why why = {""};
     char text[JIT_TEXT_MAX];
 
@@ -66,6 +106,9 @@ int jit_remote_post_opt(spank_t sp, int count, char *arguments[])
         slurm_error("jit-ckpt: post_opt: %s; srun is not taken over", why.text);
     else if (wants_shim(&site, text))
         put_shim(sp, site.shim_dir);
+    if (jit_options_parse(&options, text, &why) == 0)
+        keep_aside(sp, strtoul(jit_options_value(&options, "spares"), NULL, 10),
+                   jit_site_switch(&site, "adds-spares", false));
     return 0;
 }
 
