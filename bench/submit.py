@@ -7,6 +7,7 @@ the script.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 
@@ -20,7 +21,7 @@ TARGET = 5.0  # ms
 
 def measure(say: Callable[[str], None], quick: bool) -> list[Row]:
     """Return the rows of the group."""
-    rounds = 20 if quick else 150
+    rounds = 40 if quick else 150
     with Cluster("bench-submit", nodes=1, plugin=True, site=SITE) as cluster:
         plugstack = cluster.settings.folder / "etc" / "slurm" / "plugstack.conf"
         texts = {"with": plugstack.read_text(), "without": ""}
@@ -29,13 +30,13 @@ def measure(say: Callable[[str], None], quick: bool) -> list[Row]:
         for turn in range(rounds):
             for way in sorted(texts, reverse=turn % 2 == 1):
                 plugstack.write_text(texts[way])
-                submit = _timed(cluster, "sbatch", "--hold", "--parsable", f"{cluster.pfs}/job.sh")
-                found.setdefault(f"sbatch.{way}", []).append(submit)
+                _timed(found, f"sbatch.{way}", cluster, "sbatch", "--hold", "--parsable", f"{cluster.pfs}/job.sh")
             cluster.on("head", "scancel", "--user=root")
             if turn % 50 == 49:
                 say(f"submit: sbatch: {turn + 1} rounds")
         _steps(cluster, texts, rounds, found)
-    added = {name: differences(found[f"{name}.with"], found[f"{name}.without"]) for name in ("sbatch", "srun")}
+    names = ("sbatch", "srun", "cpu.sbatch", "cpu.srun")
+    added = {name: differences(found[f"{name}.with"], found[f"{name}.without"]) for name in names}
     rows = [row(f"submit_ms.{name}.added", "ms", samples, target=TARGET) for name, samples in added.items()]
     return [*rows, *(row(f"submit_ms.{name}", "ms", samples) for name, samples in sorted(found.items()))]
 
@@ -48,14 +49,16 @@ def _steps(cluster: Cluster, texts: dict[str, str], rounds: int, found: dict[str
     for turn in range(rounds):
         for way in sorted(texts, reverse=turn % 2 == 1):
             plugstack.write_text(texts[way])
-            step = _timed(cluster, "srun", f"--jobid={job}", "--overlap", "--mpi=none", "true")
-            found.setdefault(f"srun.{way}", []).append(step)
+            _timed(found, f"srun.{way}", cluster, "srun", f"--jobid={job}", "--overlap", "--mpi=none", "true")
     plugstack.write_text(texts["with"])
     cluster.on("head", "scancel", job)
 
 
-def _timed(cluster: Cluster, *command: str) -> float:
-    """Return the milliseconds of one command on the head."""
-    begin = time.monotonic()
+def _timed(found: dict[str, list[float]], name: str, cluster: Cluster, *command: str) -> None:
+    """Note the milliseconds of one command on the head: by the clock, and of processor time."""
+    begin, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     cluster.on("head", *command)
-    return 1000 * (time.monotonic() - begin)
+    found.setdefault(name, []).append(1000 * (time.monotonic() - begin))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+    found.setdefault(f"cpu.{name}", []).append(1000 * cpu)

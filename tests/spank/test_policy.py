@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -172,6 +173,23 @@ def test_a_malformed_file_hurts_nobody(site: Site, policy: Any, listed: Listed) 
         assert len(said.splitlines()) == 1
     job = site.job("srun -n1 /usr/bin/env | grep -c JIT_CKPT=; echo ran", "--jit-ckpt")
     assert site.output(job) == "0\nran\n"
+
+
+@pytest.mark.parametrize("kind", ["malformed", "fifo"])
+def test_a_file_that_breaks_under_a_waiting_job(site: Site, policy: Any, shim: str, kind: str) -> None:
+    """The job keeps the option and runs with plain srun; its node stays in service; sbatch goes on."""
+    waiting = site.cluster.sbatch("-H", "--jit-ckpt", f"--output={site.pfs}/%j.out", script="#!/bin/sh\nsrun -n1 env\n")
+    file = site.cluster.settings.site_file
+    policy("kep = 3\n")
+    if kind == "fifo":
+        file.unlink()
+        os.mkfifo(file, 0o644)
+    site.run("scontrol", "release", waiting)
+    site.cluster.wait_state(waiting, "COMPLETED", 30)
+    assert f"\nJIT_CKPT=dir={site.pfs}/jit-ckpt\n" in site.output(waiting)
+    assert site.output(site.job("srun -n1 echo theirs")) == "theirs\n"
+    assert site.output(site.job("srun -n1 echo theirs", "--jit-ckpt")) == "theirs\n"
+    assert set(site.cluster.nodes().values()) <= {"idle", "completing", "allocated", "mixed"}
 
 
 def test_a_directory_that_cannot_be_used(site: Site, policy: Any, listed: Listed) -> None:
