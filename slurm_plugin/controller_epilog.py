@@ -58,15 +58,26 @@ def job_of(environ: Mapping[str, str]) -> str:
     return job if JOB_ID.fullmatch(job) else ""
 
 
+def limit(environ: Mapping[str, str]) -> int:
+    """Return how often the job may go back to the queue; a text that cannot be read gives the default."""
+    try:
+        return contract.parse_options(environ[contract.ENV_OPTIONS_HOOK]).requeues
+    except (KeyError, contract.OptionError):
+        return contract.Options.requeues
+
+
 def hasten(
     slurm: Slurm,
     job_id: str,
     nodes: tuple[str, ...],
     *,
+    requeues: int = contract.Options.requeues,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Wait until the job is pending again, then let it start now without its sick nodes; return what was done.
+
+    A job that Slurm has held because it could not be launched (a node or slurmctld was too busy) is released.
 
     Returns "" for a job that does not come back.
     """
@@ -83,6 +94,8 @@ def hasten(
             return ""  # gone from Slurm's memory: nothing to bring forward
         if not job.completing and job.state == "PENDING":
             if waited or job.restarts == 0:
+                if job.held and job.restarts > requeues:
+                    return f"job {job_id} could not be launched and stays held: {requeues} requeues are over"
                 start = partial(_start_now, slurm, job_id, job, nodes)
                 return ask(start, REFUSALS) if job.restarts > 0 else ""
             waited = True
@@ -98,12 +111,15 @@ def _start_now(slurm: Slurm, job_id: str, job: JobInfo, nodes: tuple[str, ...]) 
     sick = [name for name, node in sorted(slurm.nodes(nodes).items()) if node.sick]
     exclude = fitting(slurm, job, sick, log)
     slurm.update(job_id, start_time="now", exclude=exclude if exclude != job.excluded else None)
-    return f"job {job_id} may start now" + (f" without {','.join(exclude)}" if exclude else "")
+    if job.held:
+        slurm.release(job_id)
+    released = ", released after a failed launch" if job.held else ""
+    return f"job {job_id} may start now{released}" + (f" without {','.join(exclude)}" if exclude else "")
 
 
 def _work(job: str, nodes: str) -> None:
     try:
-        done = hasten(open_slurm(), job, expand(nodes))
+        done = hasten(open_slurm(), job, expand(nodes), requeues=limit(os.environ))
         if done:
             log(done)
     except Exception as error:  # Rule 3

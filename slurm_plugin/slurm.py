@@ -56,6 +56,9 @@ class Slurm(Protocol):
     def update(self, job_id: str, *, start_time: str = "", exclude: Iterable[str] | None = None) -> None:
         """Set when the job may start ("now", "now+3") and the whole list of nodes it may not use."""
 
+    def release(self, job_id: str) -> None:
+        """Let a held job start; one that Slurm itself has held only with SlurmUser's rights."""
+
     def node(self, name: str) -> NodeInfo:
         """Look a node up."""
 
@@ -106,6 +109,10 @@ class ScontrolSlurm:
             changes.append("ExcNodeList=" + ",".join(check(NODE_NAME, n) for n in exclude))
         if changes:
             self._ask("scontrol", "update", f"JobId={check(JOB_ID, job_id)}", *changes)
+
+    def release(self, job_id: str) -> None:
+        """See Slurm.release."""
+        self._ask("scontrol", "release", check(JOB_ID, job_id))
 
     def node(self, name: str) -> NodeInfo:
         """See Slurm.node."""

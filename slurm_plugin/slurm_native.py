@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from slurm_plugin.slurm_text import SLURMD_PORT, JobInfo, NodeInfo, SlurmError, expand
+from slurm_plugin.slurm_text import HELD, SLURMD_PORT, JobInfo, NodeInfo, SlurmError, expand
 
 
 def load() -> Any:
@@ -57,6 +57,11 @@ class PyslurmSlurm:
         with _Asking(f"update job {job_id}"):
             if changes:
                 self._one(job_id).modify(self._api.JobSubmitDescription(**changes))
+
+    def release(self, job_id: str) -> None:
+        """See Slurm.release."""
+        with _Asking(f"release job {job_id}"):
+            self._one(job_id).release()
 
     def node(self, name: str) -> NodeInfo:
         """See Slurm.node."""
@@ -141,6 +146,7 @@ def _info(job: Any) -> JobInfo:
         array_task="" if job.array_task_id is None else str(job.array_task_id),
         partition=job.partition or "",
         width=int(job.num_nodes or 0),
+        held=str(getattr(job, "state_reason", "")).replace(" ", "_").startswith(HELD),
     )
 
 

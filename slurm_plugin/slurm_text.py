@@ -23,6 +23,7 @@ FREE_TEXT: Final = frozenset(
 )
 CLOSED: Final = frozenset(["DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"])
 ON_ITS_WAY: Final = frozenset(["PENDING", "EXPEDITING"])  # states of a job that comes back without our help
+HELD: Final = "launch_failed_requeued_held"
 NOTHING: Final = ("", "(null)", "None", "N/A", "Unknown", "NONE")
 
 
@@ -45,6 +46,7 @@ class JobInfo:
         end: seconds since the epoch when its time is over; 0.0 without a limit.
         batch, may_requeue: it has a batch script; Slurm may put it back into the queue.
         array_job, array_task: "" outside arrays.
+        held: Slurm holds it because it could not be launched on its nodes.
         expedited: Slurm brings it back by itself, at once (25.11 and later).
         partition: where it runs; width: nodes that it needs, 0 when unknown.
     """
@@ -65,6 +67,7 @@ class JobInfo:
     partition: str = ""
     width: int = 0
     expedited: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def parse_job(text: str) -> JobInfo:
         partition=_value(first.get("Partition")),
         width=_number(first.get("NumNodes", "").partition("-")[0]),
         expedited=first.get("ExpeditedRequeue") == "Yes",
+        held=first.get("Reason", "").startswith(HELD),
     )
 
 

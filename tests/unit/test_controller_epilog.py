@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_plugin.controller_epilog import DEADLINE, REVOKED, hasten, job_of
+from slurm_plugin.controller_epilog import DEADLINE, REVOKED, hasten, job_of, limit
 from slurm_plugin.slurm_text import JobInfo, NodeInfo
 from tests.unit.fake_slurm import FakeSlurm
 
@@ -62,6 +62,23 @@ def test_a_slurmctld_that_does_not_answer_for_a_while_is_asked_again() -> None:
     time = Time(slurm, 40.0, JobInfo("7", "PENDING", restarts=1))
     slurm.refuse = 30
     assert hasten(slurm, "7", ("n1",), clock=lambda: time.now, sleep=time.sleep) == "job 7 may start now"
+
+
+def test_a_job_that_slurm_holds_after_a_failed_launch_is_released() -> None:
+    """Nobody would be told of it; but not more often than the job may be requeued."""
+    held = JobInfo("7", "PENDING", restarts=2, held=True)
+    done, slurm, _ = run(replace(held, excluded=("n2", "n3")))
+    assert slurm.done == [("update", "7", "now", None), ("release", "7")]
+    assert "released" in done
+    done, slurm, _ = run(replace(held, restarts=11))
+    assert slurm.done == []
+    assert "stays held" in done
+
+
+def test_the_limit_is_the_jobs_own() -> None:
+    """And the default where the text says nothing or nonsense."""
+    assert limit({"SPANK_JIT_CKPT": "dir=/x,requeues=3"}) == 3
+    assert limit({"SPANK_JIT_CKPT": "nonsense"}) == limit({}) == 10
 
 
 def test_it_gives_up_at_its_deadline() -> None:

@@ -43,6 +43,8 @@ class Scontrol:
             case ["scontrol", "ping"]:
                 if not self.fake.answers():
                     raise SlurmError("scontrol ping: exit code 1")
+            case ["scontrol", "release", job]:
+                self.fake.release(job)
             case ["scontrol", "requeue", job]:
                 self.fake.requeue(job)
             case ["scontrol", "update", job, *changes]:
@@ -107,6 +109,9 @@ def pyslurm(fake: FakeSlurm) -> Any:
                 partition=info.partition or None,
                 num_nodes=info.width or None,
             )
+
+        def release(self) -> None:
+            fake.release(self.key)
 
         def requeue(self) -> None:
             fake.requeue(self.key)
@@ -199,6 +204,11 @@ class Contract(DoorContract):
         assert slurm.job("100_5") == fake.jobs["100_5"]
         slurm.requeue("100_5")
         assert fake.done == [("requeue", "100_5")]
+
+    def test_a_held_job_is_released(self, slurm: Slurm, fake: FakeSlurm) -> None:
+        """It alone."""
+        slurm.release("7")
+        assert fake.done == [("release", "7")]
 
     def test_an_unknown_job_is_an_error(self, slurm: Slurm) -> None:
         """Whatever goes wrong is a SlurmError."""

@@ -44,6 +44,13 @@ def test_the_end_of_a_reservation_is_a_time_limit() -> None:
     assert parse_job(text.replace("Reason=None", "Reason=TimeLimit")).state == "TIMEOUT"
 
 
+def test_a_job_held_after_a_failed_launch_is_known_by_its_reason() -> None:
+    """A job's name cannot pose as one."""
+    text = "JobId=4 JobName=Reason=launch_failed_requeued_held\n   JobState=PENDING Reason={} Dependency=(null)\n"
+    assert parse_job(text.format("launch_failed_requeued_held")).held
+    assert not parse_job(text.format("JobHeldUser")).held
+
+
 def test_newer_versions_name_both_states() -> None:
     """CANCELLED,COMPLETING is read as it stands."""
     job = parse_job("JobId=4 JobName=x\n   JobState=CANCELLED,COMPLETING Reason=None\n")
