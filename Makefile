@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 
 # Slurm's MPI plugin opens libpmix.so, a name that only libpmix-dev provides.
 PACKAGES := slurmctld slurmd slurm-client slurm-wlm-basic-plugins libslurm-dev libpmix-dev munge openmpi-bin \
-            iproute2 util-linux procps mawk debootstrap git make gcc libc6-dev clang-format shellcheck mandoc rpm \
+            iproute2 util-linux procps mawk debootstrap git make gcc libc6-dev clang-format shellcheck mandoc rpm logrotate \
             btrfs-progs python3-venv
 TYPED    := jitmpi slurm_plugin testbed demo bench
 SCRIPTS  := .ci/run $(wildcard sbatch_templates/*.sbatch) $(addprefix packaging/,srun wrapper install slurm-version build-deb build-rpm) \

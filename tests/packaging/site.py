@@ -21,14 +21,13 @@ from testbed.commands import TestbedError, run, wait_for
 from testbed.settings import USER, cgroup_conf
 
 SLURM: Final = "slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,munge,openmpi-bin"
-OTHERS: Final = "python3,python3-venv,iproute2,procps,logrotate,rpm"
+OTHERS: Final = "python3,python3-venv,iproute2,procps,rpm"
 SHARED: Final = ("home", "scratch", "opt/torch")  # folders that all machines see
 NOISE: Final = (
     "var/log/",
     "var/lib/slurm",
     "var/lib/dpkg",
     "var/lib/apt",
-    "var/lib/logrotate",
     "root/.rpmdb",
     "var/cache",
     "etc/slurm/slurm.conf",

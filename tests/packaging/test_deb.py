@@ -91,11 +91,15 @@ def test_what_is_installed_works(installed: Machine) -> None:
     assert installed.run("stat", "-c", "%U %a", *CONFIGURATION).stdout == "root 644\n" * 3
 
 
-def test_logrotate_takes_its_part(installed: Machine) -> None:
-    """logrotate reads our file without a complaint and rotates the log."""
-    log = installed.root / "var/log/jit-ckpt.log"
+def test_logrotate_takes_its_part(installed: Machine, tmp_path: Path) -> None:
+    """logrotate reads the installed file without a complaint and rotates the log that it names."""
+    log, conf = tmp_path / "jit-ckpt.log", tmp_path / "conf"
     log.write_text("a line\n", encoding="utf-8")
-    installed.run("logrotate", "--force", "/etc/logrotate.d/jit-ckpt")
+    text = (installed.root / "etc/logrotate.d/jit-ckpt").read_text(encoding="utf-8")
+    conf.write_text(text.replace("/var/log/jit-ckpt.log", str(log)), encoding="utf-8")
+    command = ["logrotate", "--force", "--state", tmp_path / "state", conf]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
     assert log.with_suffix(".log.1").read_text(encoding="utf-8") == "a line\n"
     assert log.stat().st_mode & 0o777 == 0o644
 
