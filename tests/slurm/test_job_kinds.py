@@ -1,4 +1,4 @@
-"""Job arrays, salloc, sbatch inside a job: each has what it can have, and nobody else's."""
+"""Job arrays, salloc, interactive srun, sbatch inside a job: each has what it can have, and nobody else's."""
 
 from __future__ import annotations
 
@@ -43,6 +43,28 @@ def test_salloc_and_jit_srun(cluster: Cluster, out: Path) -> None:
     run = Training(cluster, directory.name, out, out / "checkpoints", 2)
     assert decisions(run) == ["relaunch", "done"]
     assert run.replayed() <= 1
+
+
+def test_salloc_and_plain_srun(cluster: Cluster, out: Path) -> None:
+    """Saved, and the way on is said: nobody is there to start the ranks again."""
+    words = program(out, "kill:backward:1:5", "--epochs=1").split()
+    line = ["salloc", options(out), "-w", "n1,n2", "--ntasks-per-node=1", "srun", *words]
+    saved_and_said(cluster, out, line)
+
+
+def test_interactive_srun(cluster: Cluster, out: Path) -> None:
+    """srun that makes its own allocation: saved, and the way on is said."""
+    words = program(out, "kill:backward:1:5", "--epochs=1").split()
+    saved_and_said(cluster, out, ["srun", options(out), "-w", "n1,n2", "--ntasks-per-node=1", *words])
+
+
+def saved_and_said(cluster: Cluster, out: Path, line: list[str]) -> None:
+    """The command fails, leaves one checkpoint, and names it."""
+    meet = {"MASTER_ADDR": "n1", "MASTER_PORT": "21777"}  # what a script without jit-srun sees to by itself
+    done = cluster.on("head", *line, timeout=PATIENCE, check=False, env=meet)
+    assert done.returncode != 0
+    (saved,) = (out / "checkpoints").glob("*/m5-r0")
+    assert f"--jit-ckpt=resume={saved}" in done.stderr
 
 
 def test_sbatch_inside_a_job(cluster: Cluster, out: Path) -> None:
