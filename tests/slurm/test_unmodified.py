@@ -79,20 +79,6 @@ def test_two_trainings_at_the_same_time(cluster: Cluster, out: Path) -> None:
     assert journals == [run.job, f"{run.job}.2"]
 
 
-def test_jit_srun_itself_killed(cluster: Cluster, reference: Training, out: Path) -> None:
-    """The script ends, Slurm tells the ranks to end too: they save, and ask for the requeue in its place."""
-    run = submit(cluster, out, nodes=3, sbatch=SPREAD, trainee=("--pause=0.1",), batch=ONE)
-    run.wait_minibatch(12)
-    host = cluster.job(run.job)["BatchHost"]
-    shown = cluster.on(host, "scontrol", "listpids", f"{run.job}.batch").stdout.splitlines()[1:]
-    pids = [line.split()[0] for line in shown if line.split()[0].isdigit()]
-    (ours,) = [pid for pid in pids if b"take_over" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    cluster.on(host, "kill", "-9", ours)
-    assert run.end(200) == "COMPLETED", run.log
-    assert_equal(run, reference)
-    assert "jit-srun does not answer" in run.log
-
-
 PLAIN = {
     "every node": "srun hostname",
     "exit code": "srun -n1 sh -c 'exit 7'",
