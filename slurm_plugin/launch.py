@@ -175,7 +175,8 @@ class Launch:
                     return self._end()
         self._hear()  # what arrived together with the end
         self._drain()
-        if self._early is not None and self._early[1].kind == "death" and not self._trained and self._fault_at is None:
+        unheard = self._training and not self._trained and self._fault_at is None
+        if unheard and self._early is not None and self._early[1].kind == "death":
             self._record(self._early_fault(self._early[1]))  # the others' exit codes only follow from it
         unlaunched = "" if self._step or self._trained else self._overhear.refusal
         return Ended(_exit_code(self._process.returncode), self._interrupted(), unlaunched=unlaunched)

@@ -30,6 +30,7 @@ def launch(
     reachable: bool = True,
     patience: float = 60.0,
     meanwhile: Callable[[], None] = lambda: None,
+    training: bool = True,
 ) -> tuple[Ended, list[dict[str, Any]], FakeSlurm]:
     """Run a program as if it were srun; say the notices, then do `meanwhile`."""
     slurm, events = FakeSlurm({"7": JobInfo("7", "RUNNING")}, []), list[dict[str, Any]]()
@@ -49,6 +50,7 @@ def launch(
             patience=patience,
             say=lambda text: None,
             early=0.2,
+            training=training,
         )
 
         def speak() -> None:
@@ -153,6 +155,12 @@ def test_a_death_before_training_is_known_from_its_consequences() -> None:
     assert ended == Ended(14)
     assert [(e["event"], e["fault"]["kind"], e["fault"]["ranks"]) for e in events] == [("fault", "death", [1])]
     assert launch(program.replace("Segmentation fault", "Exited with exit code 14"))[1] == []
+
+
+def test_a_death_in_what_is_no_training_is_left_to_srun() -> None:
+    """Any program of a batch script may lose a task; it is not started again."""
+    ended, events, slurm = launch(DYING.replace("sleep(60)", "sleep(0.6)"), training=False)
+    assert (ended.code, events, slurm.done) == (0, [], [])
 
 
 def test_once_training_has_begun_the_ranks_have_the_word() -> None:
