@@ -2,8 +2,8 @@
 
     stranger.py HOST PORT CONNECTIONS       prints how many connections were accepted
 
-Bounded in connections and time, and it knows no other address. (Slurm's own ports of a step are left alone: its pmix
-plugin ends the step when a stranger connects there, with or without us.)
+Bounded in connections and time, and it knows no other address. (Slurm's own ports of a step are left alone: a stranger
+who talked to them once ended the step, by Slurm's pmix plugin.)
 """
 
 from __future__ import annotations
