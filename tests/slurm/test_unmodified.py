@@ -63,7 +63,7 @@ def test_two_trainings_at_the_same_time(cluster: Cluster, out: Path) -> None:
     """They share neither checkpoints nor nodes, and only the one that failed is started again."""
     a, b = out / "a", out / "b"
     pair = OLD + (
-        "srun -N2 -n2 {program} &\n"
+        "srun -N2 -n2 {program} &\nsleep 2\n"  # so that it gets the first nodes, which its MASTER_ADDR means
         f"(export MASTER_PORT=$((MASTER_PORT + 1)) MASTER_ADDR=; exec srun -N2 -n2 sh -c '"
         f"MASTER_ADDR=${{{{SLURM_STEP_NODELIST#n[}}}}; MASTER_ADDR=n${{{{MASTER_ADDR%%[-,]*}}}} exec "
         f"{program(b, 'kill:backward:1:12')}') &\nwait\n"
