@@ -33,6 +33,8 @@ def take_over(words: Sequence[str]) -> int:
     launch: Launch | None = None
     try:
         adoption = _prepare(words, os.environ)
+        if isinstance(adoption, int):
+            return adoption
         if adoption is not None:
             with Signals() as signals:
                 launch = adoption.start(signals)
@@ -55,8 +57,8 @@ def _leave_alone(words: Sequence[str]) -> NoReturn:
         sys.exit(127)
 
 
-def _prepare(words: Sequence[str], environ: Mapping[str, str]) -> Adoption | None:
-    """Look at the command line; None when this srun can be none of a training's."""
+def _prepare(words: Sequence[str], environ: Mapping[str, str]) -> Adoption | int | None:
+    """Look at the command line; None when this srun can be none of a training's, 0 for one that is over."""
     options = contract.parse_options(environ.get(contract.ENV_OPTIONS) or environ[contract.ENV_OPTIONS_JOB])
     if options.relaunch == "off" or arguments.foreign(words, environ):
         return None
@@ -68,7 +70,9 @@ def _prepare(words: Sequence[str], environ: Mapping[str, str]) -> Adoption | Non
     request = arguments.parse(words, environ, aside)
     size = aside > 0 and not arguments.parse(words, environ).nodes
     known_by = trainings.fingerprint(words, os.getcwd(), environ)
-    name, held = trainings.claim(known, job, known_by, restarts)
+    name, held = trainings.claim(known, job, known_by, restarts, bool(environ.get(contract.ENV_AGAIN)))
+    if trainings.is_over(known, name):
+        return trainings.leave_over(Journal(options.dir, name, say), restarts)
     line = arguments.as_spoken(request, size, lost, relaunch.VARIABLES)
     return Adoption(line, request, size, options, known_by, name, held)
 

@@ -196,8 +196,8 @@ def _planned_end(case: Case) -> Recovery | None:
 
 
 RULES: Final[tuple[Callable[[Case], Recovery | None], ...]] = (
-    _ended_from_outside,
     _ended_well,
+    _ended_from_outside,
     _ended_by_hand,
     _never_launched,
     _refused,

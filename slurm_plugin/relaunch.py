@@ -79,8 +79,11 @@ def _start(words: Sequence[str], text: str, signals: Signals) -> int:
     options = contract.in_job(options, site.job)
     known_by = trainings.fingerprint(words, os.getcwd(), os.environ)
     known = trainings.find(options.dir, site.job)
-    name, _hold = trainings.claim(known, site.job, known_by, site.restarts)
+    again = bool(os.environ.get(contract.ENV_AGAIN))
+    name, _hold = trainings.claim(known, site.job, known_by, site.restarts, again)
     journal = Journal(options.dir, name, say)
+    if trainings.is_over(known, name):
+        return trainings.leave_over(journal, site.restarts)
     return Relauncher(slurm, site, options, journal, signals, known_by).run()
 
 

@@ -7,6 +7,8 @@ Rule 1: in one life of the job (between two ways through the queue) no directory
 Rule 2: a later life finds the directory by the command line and the folder; among those by the environment. Where
     words change from life to life (a port, an address), the one it resembles most counts if it was interrupted.
 Rule 3: when in doubt the training begins anew: a lost checkpoint costs time, a wrong one the result.
+Rule 4: a training that ended well is not done once more when its job comes back: Slurm may have lost the job's end
+    with slurmctld, or another part of the script failed. Whoever wants it again says so, and gets a new directory.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from typing import Any, Final
 
 from slurm_plugin import contract, hold, journal, outcomes
 from slurm_plugin.hold import Hold
+from slurm_plugin.journal import Journal
+from slurm_plugin.told import say
 
 # What differs between two sruns of one script, or two lives of a job, without making them two trainings.
 PASSING: Final = re.compile(
@@ -86,9 +90,16 @@ def find(root: str, job: str) -> list[Training]:
     return found
 
 
-def candidates(known: Sequence[Training], job: str, now: Fingerprint, restarts: int) -> Iterator[str]:
-    """Name the directories that may belong to this srun, the likeliest first; the last ones are new."""
+def candidates(
+    known: Sequence[Training], job: str, now: Fingerprint, restarts: int, again: bool = False
+) -> Iterator[str]:
+    """Name the directories that may belong to this srun, the likeliest first; the last ones are new.
+
+    Args:
+        again: what ended well is to be done once more, in a new directory.
+    """
     free = [t for t in known if t.restarts < restarts or _again(t, now)]
+    free = [t for t in free if not (again and t.ended == "done")]
     same = [t for t in free if _same(t, now)]
     if same:
         telling = _telling([t for t in known if _same(t, now)])
@@ -107,12 +118,30 @@ def candidates(known: Sequence[Training], job: str, now: Fingerprint, restarts: 
         number += 1
 
 
-def claim(known: Sequence[Training], job: str, now: Fingerprint, restarts: int) -> tuple[str, Hold]:
+def claim(
+    known: Sequence[Training], job: str, now: Fingerprint, restarts: int, again: bool = False
+) -> tuple[str, Hold]:
     """Return the name of this training's directory, and the hold on it that lasts until it is released."""
-    for name in candidates(known, job, now, restarts):
+    for name in candidates(known, job, now, restarts, again):
         if (held := hold.take(job, name)) is not None:
             return name, held
     raise AssertionError("there is no end of new names")
+
+
+def is_over(known: Sequence[Training], name: str) -> bool:
+    """Say whether the directory that an srun was given is that of a training which ended well in an earlier life."""
+    return any(t.name == name and t.ended == "done" and t.known_by is not None for t in known)
+
+
+def leave_over(found: Journal, restarts: int) -> int:
+    """Note and tell that a training which is over is not done once more; return its exit code."""
+    why = (
+        f"this training ended well before the job came back and is not done again; {contract.ENV_AGAIN}=1 in the "
+        f"script, or removing {found.directory}, trains it anew"
+    )
+    found.append("decision", found.next_attempt() - 1, action="done", restarts=restarts, reason=why)
+    say(f"done: {why}")
+    return 0
 
 
 def for_ranks(environ: dict[str, str], attempt: int, launcher: str, training: str) -> None:
@@ -133,8 +162,12 @@ def _read(name: str, entries: Sequence[Mapping[str, Any]]) -> Training | None:
             known_by = _fingerprint_of(entry) or known_by
             restarts = entry["restarts"] if isinstance(entry.get("restarts"), int) else 0
             ended, nodes = "", tuple(str(n) for n in entry.get("nodes") or ())
+        elif entry.get("entry") == "outcome" and entry.get("code") == 0:
+            ended = "done"  # also when nobody lived to decide it
         elif entry.get("entry") == "decision" and entry.get("action") in ("done", "stop"):
             ended = str(entry["action"])
+            if isinstance(entry.get("restarts"), int):  # a later life has seen that it is over
+                restarts, nodes = max(restarts, entry["restarts"]), ()
     if restarts < 0:
         return None
     here = (o for o in outcomes.read(entries) if o.restarts == restarts)

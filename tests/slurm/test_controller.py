@@ -97,6 +97,28 @@ def test_slurmd_restarted_under_a_running_step(cluster: Cluster, reference: Trai
     assert second not in launches[1]
 
 
+def test_slurmctld_forgets_that_the_job_has_ended(cluster: Cluster, out: Path) -> None:
+    """Killed before it wrote the end down, it starts the job again: what ended well is not trained once more."""
+    run = running(cluster, out, nodes=3)
+    state, old = cluster.settings.folder / "state", cluster.settings.folder / "state-of-before"
+    cluster.on("head", "cp", "-a", str(state), str(old))
+    assert run.end() == "COMPLETED", run.log
+    rows, finals = run.rows(0), run.finals()
+    cluster.crash("head")
+    cluster.on("head", "sh", "-c", f"rm -r {state} && mv {old} {state}")
+    cluster.boot("head")
+    assert cluster.job(run.job)["JobState"] == "RUNNING"
+    begin = time.monotonic()
+    while cluster.job(run.job)["JobState"] == "RUNNING" and time.monotonic() < begin + 60:
+        time.sleep(4)
+        cluster.on("head", "scontrol", "reconfigure")  # every node says what runs on it; believed from 20 s on
+    assert run.end() == "COMPLETED", run.log
+    assert cluster.job(run.job)["Restarts"] == "1"
+    assert (run.rows(0), run.finals()) == (rows, finals)
+    assert decisions(run) == ["done", "done"]
+    assert "ended well before the job came back" in run.log
+
+
 @pytest.mark.parametrize("end", ["scancel", "requeue"])
 def test_the_job_is_ended_while_jit_srun_waits_for_the_save(
     cluster: Cluster, reference: Training, out: Path, end: str

@@ -43,7 +43,7 @@ def test_a_dead_node_in_an_old_script_with_a_spare(cluster: Cluster, reference: 
 
 
 def test_two_trainings_one_after_the_other(cluster: Cluster, reference: Training, out: Path) -> None:
-    """A node dies in the second one and the job goes through the queue: each finds its own checkpoints again."""
+    """A node dies in the second one and the job goes through the queue: it goes on, and the first one is over."""
     second = replace(reference, out=out / "second")
     script = ONE + f"srun --export=ALL {program(second.out, '--pause=0.1')}\n"
     run = submit(cluster, out, "kill:forward:1:5", nodes=3, sbatch=SPREAD, batch=script)
@@ -56,6 +56,8 @@ def test_two_trainings_one_after_the_other(cluster: Cluster, reference: Training
         assert training.finals() == reference.finals(), run.log
         assert training.losses() == reference.losses(), run.log
     assert second.replayed() <= 1
+    assert decisions(run) == ["relaunch", "done", "done"]
+    assert "ended well before the job came back" in run.log
     assert sorted(p.name for p in run.directory.iterdir()) == [run.job, f"{run.job}.2"]
 
 

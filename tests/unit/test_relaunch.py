@@ -126,8 +126,13 @@ def test_two_trainings_of_a_script_are_kept_apart(bench: Bench) -> None:
     assert bench.decisions("7") == ["relaunch", "done"]
     assert bench.decisions("7.2") == ["done"]
     bench.environ["SLURM_RESTART_COUNT"] = "1"
-    bench.run("-N2", "prog", "b")
+    (bench.here / "srun-0").unlink()
+    assert "ended well before the job came back and is not done again" in bench.run("-N2", "prog", "b")[1]
     assert bench.decisions("7.2") == ["done", "done"]
+    assert not (bench.here / "srun-0").exists()
+    bench.environ["JIT_CKPT_AGAIN"] = "1"
+    bench.run("-N2", "prog", "b")
+    assert bench.decisions("7.3") == ["done"]
 
 
 def test_output_files_of_srun_are_kept_over_a_relaunch(bench: Bench) -> None:

@@ -7,8 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slurm_plugin import contract
-from slurm_plugin.trainings import Fingerprint, Training, candidates, find, fingerprint
+from slurm_plugin.journal import Journal
+from slurm_plugin.trainings import Fingerprint, Training, candidates, find, fingerprint, is_over, leave_over
 
 A, B = ("python", "train.py", "--config=a"), ("python", "train.py", "--config=b")
 
@@ -31,7 +34,7 @@ def test_the_first_one_has_the_jobs_name() -> None:
 
 
 def test_another_life_finds_its_own() -> None:
-    """By the command line, whatever the order, and also when the training had ended well."""
+    """By the command line, whatever the order, and also when the training had ended well (then it is over)."""
     begun = [known("7", A, ended="done"), known("7.2", B)]
     assert first(begun, B, 1) == "7.2"
     assert first(begun, A, 1) == "7"
@@ -90,6 +93,35 @@ def test_the_script_tries_again_by_itself() -> None:
 def test_journals_of_before_are_taken_up() -> None:
     """A journal that an older version wrote says nothing of commands; the job's first training gets it."""
     assert first([Training("7", None, 0, "")], A, 1) == "7"
+
+
+def test_what_ended_well_is_over() -> None:
+    """In a later life it is not done again, but what only resembles it, was interrupted or is not known for sure is."""
+    done = [known("7", A, ended="done"), known("7.2", B, ended="stop"), Training("7.3", None, 0, "done")]
+    assert [is_over(done, name) for name in ("7", "7.2", "7.3", "7.4")] == [True, False, False, False]
+    assert not is_over(done, first(done, A, 1, SEED="2"))
+    assert is_over(done, first(done, A, 1))
+
+
+def test_what_is_over_can_be_done_anew() -> None:
+    """In a directory of its own, which the next life finds again."""
+    done = known("7", A, ended="done")
+    anew = Fingerprint(A, "/home")
+    assert next(candidates([done], "7", anew, 1, again=True)) == "7.2"
+    assert next(candidates([done, known("7.2", A, restarts=1)], "7", anew, 2, again=True)) == "7.2"
+
+
+def test_one_that_is_over_leaves_the_next_equal_one_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A loop over nothing: the first is over, the second was interrupted, and each is seen once in a life."""
+    mine = Fingerprint(A, "/home")
+    launch = {"entry": "launch", "attempt": 0, "restarts": 0, "nodes": ["n1"], **mine.to_entry()}
+    write(tmp_path, "7", launch, {"entry": "outcome", "attempt": 0, "code": 0})
+    write(tmp_path, "7.2", launch)
+    assert next(candidates(find(str(tmp_path), "7"), "7", mine, 1)) == "7"
+    assert leave_over(Journal(str(tmp_path), "7", print), 1) == 0
+    assert "not done again; JIT_CKPT_AGAIN=1" in capfd.readouterr().err
+    assert next(candidates(find(str(tmp_path), "7"), "7", mine, 1)) == "7.2"
+    assert next(candidates(find(str(tmp_path), "7"), "7", mine, 2)) == "7"
 
 
 def test_passing_variables_do_not_count() -> None:
