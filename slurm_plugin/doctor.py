@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
-from slurm_plugin import examine, inspect_host, judge, observe
+from slurm_plugin import examine, inspect_host, judge, observe, plugstack
 from slurm_plugin import site as site_file
 from slurm_plugin.built_for import built_for
 from slurm_plugin.findings import Finding, exit_code, to_json, to_text
@@ -76,13 +76,15 @@ def examine_all(options: argparse.Namespace) -> tuple[list[Finding], dict[str, o
     config = examine.parse_config(config_text or "")
     findings = [*examine.slurm(version or "no answer", config), *examine.clock(config_text or "", time.time())]
     help_text = _ask("sbatch", "--help")
-    stack = observe.plugstack(config.get("PlugStackConfig") or "/etc/slurm/plugstack.conf")
-    binary = observe.library(stack or "", examine.LIBRARY)
+    named = config.get("PlugStackConfig")
+    lines = plugstack.read(named) if named else plugstack.first(os.environ)
+    stack = None if lines is None else "\n".join(line.text for line in lines)
+    binary = observe.library(stack or "", plugstack.LIBRARY)
     findings += examine.plugin(help_text, stack, built_for(binary or b""), version or "")
-    findings += examine.hooks(config, observe.text) if config else []
+    findings += examine.hooks(config, plugstack.text) if config else []
     findings += examine.settings(config, version or "")
     findings += examine.environment(os.environ)
-    conf = options.conf or examine.site_path(stack or "")
+    conf = options.conf or plugstack.site_file(plugstack.arguments(lines or [])[0])
     found = _site(conf)
     findings += examine.site(conf, found, config)
     site = found if isinstance(found, site_file.Site) else site_file.Site()

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from slurm_plugin import contract
 from slurm_plugin.findings import Finding
+from slurm_plugin.plugstack import LIBRARY
 from slurm_plugin.site import Site
 
 OLDEST: Final = (22, 5)  # the oldest Slurm that the plugin is tested with
@@ -20,7 +20,6 @@ REQUEUE_DELAY: Final = (25, 11)  # the Slurm that brought requeue_delay and expe
 CRED_EXPIRE: Final = 120  # seconds; Slurm's default, and how long a requeued job waits without the controller hook
 LONG: Final = 120  # seconds of SlurmdTimeout above which the wait after a lost batch host is worth a word
 SKEW_NOTE, SKEW_BAD = 2.0, 60.0  # seconds between two clocks; munge refuses credentials from 300 s on
-LIBRARY: Final = "jit_ckpt.so"
 OURS: Final = ("slurm_plugin", "/jit-ckpt/")  # what a hook script of ours has in it
 # key of slurm.conf -> (module, what is lost without it, verdict then)
 HOOKS: Final[Mapping[str, tuple[str, str]]] = {
@@ -141,6 +140,7 @@ def settings(config: Mapping[str, str], version_text: str) -> Iterator[Finding]:
             "PrologFlags", "note", flags or "not set",
             "Set PrologFlags=Alloc or Contain: else the prolog runs on a node only when the first step starts there.",
         )  # fmt: skip
+    yield from _refused(config)
     yield from _timeouts(config)
     yield _requeue(config, parse_version(version_text) or OLDEST)
     yield Finding("MpiDefault", "ok", f"{config.get('MpiDefault') or 'none'}; --probe tries what there is")
@@ -154,6 +154,19 @@ def settings(config: Mapping[str, str], version_text: str) -> Iterator[Finding]:
             "PreemptMode", "note", f"{config['PreemptMode']}: a preempted job is saved but not put back into the queue",
             "Use REQUEUE, with a GraceTime of the partition long enough for a save.",
         )  # fmt: skip
+
+
+def _refused(config: Mapping[str, str]) -> Iterator[Finding]:
+    """Say what becomes of a job whose prolog finds a node bad."""
+    if not config.get("Prolog"):
+        return
+    if "nohold_on_prolog_fail" in _words(config.get("SchedulerParameters", "")):
+        yield Finding("refused jobs", "ok", "a job whose prolog refuses a node goes back to the queue by itself")
+        return
+    ours = any(our in config.get("EpilogSlurmctld", "") for our in OURS)
+    but = ", but for jobs with the option, which the controller hook releases" if ours else ""
+    says = f"a job whose prolog refuses a node is held until somebody releases it{but}"
+    yield Finding("refused jobs", "note", says, "Add nohold_on_prolog_fail to SchedulerParameters.")
 
 
 def _timeouts(config: Mapping[str, str]) -> Iterator[Finding]:
@@ -227,10 +240,8 @@ def site(path: str, found: Site | str, config: Mapping[str, str]) -> Iterator[Fi
         )
 
 
-def site_path(plugstack: str) -> str:
-    """Return the site's file that the plugin is told to read in plugstack.conf."""
-    found = re.search(rf"^\s*\w+\s+\S*{re.escape(LIBRARY)}\b.*\bconf=(\S+)", plugstack, re.MULTILINE)
-    return found.group(1) if found else contract.SITE
+def _words(parameters: str) -> set[str]:
+    return {word.strip().partition("=")[0] for word in parameters.split(",")}
 
 
 def _seconds(text: str | None) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import json
 import os
 import re
@@ -24,12 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from slurm_plugin.plugstack import text
+
 ROOT: Final = Path(__file__).resolve().parent.parent  # the folder that holds slurm_plugin and jitmpi
-LARGEST: Final = 1 << 20  # bytes of a configuration file, or of a hook's script
 FOLDER_PATIENCE: Final = 15.0  # seconds for a file system to answer a dozen questions
 PYTHON_PATIENCE: Final = 60.0  # seconds for mpi4py and h5py to be imported from a slow file system
 KILLED: Final = 1.0  # seconds for a killed child to be gone
-DEEPEST: Final = 5  # includes within includes of plugstack.conf
 
 # Prints what the jobs' Python has. MPI is asked for its version, not started: outside srun some builds end the process.
 MODULES: Final = """
@@ -76,29 +75,6 @@ class Folder:
     links: str = ""
     locks: str = ""
     offset: float = 0.0
-
-
-def text(path: str) -> str | None:
-    """Read a configuration file or script; None when that cannot be done."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(LARGEST).decode(errors="replace")
-    except OSError:
-        return None
-
-
-def plugstack(path: str, depth: int = 0) -> str | None:
-    """Read plugstack.conf with all that it includes."""
-    own = text(path)
-    if own is None or depth > DEEPEST:
-        return own
-    parts = [own]
-    for pattern in re.findall(r"^\s*include\s+(\S+)", own, re.MULTILINE):
-        parts += [
-            plugstack(found, depth + 1) or ""
-            for found in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern)))
-        ]
-    return "\n".join(parts)
 
 
 def library(stack: str, name: str) -> bytes | None:

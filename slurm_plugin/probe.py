@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_plugin import observe, probe_batch
+from slurm_plugin import observe, plugstack, probe_batch
 from slurm_plugin.slurm import Run, ScontrolSlurm, run_command
 from slurm_plugin.slurm_text import SlurmError
 
@@ -123,7 +123,7 @@ def _await(
 
 
 def _silent(folder: str, job: str, state: str, results: dict[str, Any]) -> str:
-    out = (observe.text(os.path.join(folder, "out")) or "").strip()
+    out = (plugstack.text(os.path.join(folder, "out")) or "").strip()
     if results or out:
         return f"job {job} ended as {state} before its results were whole; it said: {out[-1000:] or 'nothing'}"
     return (
@@ -147,7 +147,7 @@ def _end(job: str, run: Run, look: float) -> None:
 def _read(folder: str) -> dict[str, Any]:
     os.listdir(folder)  # makes NFS ask its server
     try:
-        found = json.loads(observe.text(os.path.join(folder, "results.json")) or "")
+        found = json.loads(plugstack.text(os.path.join(folder, "results.json")) or "")
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -132,6 +132,21 @@ def parse(text: bytes, path: str = contract.SITE) -> Site:
     return Site(option=option, given=given, **own)  # type: ignore[arg-type]
 
 
+def argument(word: str) -> tuple[str, str]:
+    """Read one `key=value` of the plugin's arguments in plugstack.conf.
+
+    Raises:
+        ValueError: it is none, or one that the hooks read, and they read the file only.
+    """
+    item = _item(os.fsencode(word))
+    if item is None:
+        raise ValueError(f"cannot use {_plain(word)!r}")
+    keys = [*contract.SITE_ALLOWED]
+    if item[0] in keys[keys.index("python") :]:
+        raise ValueError(f"cannot use key '{item[0]}' here: the hooks read the file only")
+    return item
+
+
 def _item(raw: bytes) -> tuple[str, str] | None:
     """Read one line; None for an empty one."""
     if b"\0" in raw:

@@ -13,7 +13,8 @@ from slurm_plugin import contract
 from tests.packaging.conftest import make
 from tests.packaging.site import Machine, wait_idle
 
-CONFIGURATION = ("/etc/jit-ckpt.conf", "/etc/slurm/plugstack.conf.d/jit-ckpt.conf", "/etc/logrotate.d/jit-ckpt")
+LINE = "/etc/slurm/plugstack.conf.d/jit-ckpt.conf"
+CONFIGURATION = ("/etc/jit-ckpt.conf", LINE, "/etc/logrotate.d/jit-ckpt")
 HOOKS = ("prolog", "epilog", "epilog-slurmctld", "health-check")
 
 
@@ -140,17 +141,25 @@ def test_an_upgrade_keeps_what_was_edited(
     assert daemons(installed) == running
 
 
-def test_removal_hurts_nobody(installed: Machine, site: tuple[Machine, ...]) -> None:
-    """After `apt remove` jobs run and no node is drained, although plugstack.conf and slurm.conf still name us."""
+def test_removal_hurts_nobody(installed: Machine, site: tuple[Machine, ...], deb: Path) -> None:
+    """After `apt remove` jobs run without a word of ours and no node is drained, although slurm.conf still names us.
+
+    An installation later brings back what was edited, plugstack.conf's line too.
+    """
     conf = installed.root / "etc/slurm/slurm.conf"
     before = conf.read_text(encoding="utf-8")
     conf.write_text(f"{before}Prolog=/usr/lib/jit-ckpt/prolog\nEpilog=/usr/lib/jit-ckpt/epilog\n", encoding="utf-8")
     installed.run("systemctl", "restart", "slurmd")
     installed.run("apt-get", "remove", "-y", "jit-ckpt", timeout=120)
-    assert all((installed.root / name[1:]).exists() for name in CONFIGURATION)
+    assert {name for name in CONFIGURATION if not (installed.root / name[1:]).exists()} == {LINE}
     assert not list(installed.root.glob("usr/lib/*/jit-ckpt/jit_ckpt.so"))
-    assert installed.run("srun", "-p", "main", "-w", "c1", "hostname").stdout == "c1\n"
+    done = installed.run("srun", "-p", "main", "-w", "c1", "hostname")
+    assert (done.stdout, done.stderr) == ("c1\n", "")
     wait_idle(site[0])
+    put(installed, deb)
+    assert (installed.root / LINE[1:]).read_text(encoding="utf-8").endswith("# ours\n")
+    assert "--jit-ckpt" in installed.run("sbatch", "--help").stdout
+    installed.run("apt-get", "remove", "-y", "jit-ckpt", timeout=120)
     conf.write_text(before, encoding="utf-8")
     installed.run("systemctl", "restart", "slurmd")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurm_plugin import contract, doctor, examine, inspect_host, judge, observe, probe, probe_batch, site
+from slurm_plugin import doctor, examine, inspect_host, judge, observe, plugstack, probe, probe_batch, site
 from slurm_plugin.built_for import built_for
 from slurm_plugin.findings import Finding, exit_code, to_json, to_text
 from slurm_plugin.slurm_text import SlurmError
@@ -127,6 +127,25 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prolog", "parameters", "hook", "verdict", "words"),
+    [
+        ("/x", "sched_interval=3,nohold_on_prolog_fail", "", "ok", "goes back to the queue"),
+        ("/x", "", "", "note", "is held until somebody releases it"),
+        ("/x", "no_nohold_on_prolog_fail", "", "note", "is held until somebody releases it"),
+        ("/x", "", "/usr/lib/jit-ckpt/epilog-slurmctld", "note", "but for jobs with the option"),
+    ],
+)
+def test_jobs_that_a_prolog_refuses(prolog: str, parameters: str, hook: str, verdict: str, words: str) -> None:
+    """The doctor says in plain words what becomes of them; without a prolog nothing refuses a node."""
+    config = {"Prolog": prolog, "SchedulerParameters": parameters, "EpilogSlurmctld": hook, "PrologFlags": "Alloc"}
+    (found,) = (f for f in examine.settings(config, "22.05.8") if f.subject == "refused jobs")
+    assert found.verdict == verdict
+    assert words in found.says
+    assert ("nohold_on_prolog_fail" in found.advice) == (verdict == "note")
+    assert "refused jobs" not in verdicts([*examine.settings(config | {"Prolog": ""}, "22.05.8")])
+
+
+@pytest.mark.parametrize(
     ("config", "version", "words"),
     [
         ({}, "22.05.8", "120 s (cred_expire"),
@@ -175,12 +194,6 @@ def test_spares_that_nobody_adds(tmp_path: Path) -> None:
     assert verdicts([*examine.site("x", given, config)])["spare nodes"] == "problem"
     for key in ("JobSubmitPlugins", "CliFilterPlugins"):
         assert "spare nodes" not in verdicts([*examine.site("x", given, {**config, key: "lua"})])
-
-
-def test_the_sites_file_is_the_plugins() -> None:
-    """plugstack.conf may name another file; then that one is looked at."""
-    assert examine.site_path("optional /x/jit_ckpt.so conf=/opt/jit.conf\n") == "/opt/jit.conf"
-    assert examine.site_path("optional /x/other.so conf=/opt/jit.conf\n") == contract.SITE
 
 
 def test_environment() -> None:
@@ -251,16 +264,11 @@ def test_a_python_is_asked(tmp_path: Path) -> None:
     assert observe.modules("/nonexistent") == {}
 
 
-def test_plugstack_includes(tmp_path: Path) -> None:
-    """What plugstack.conf includes is part of it, and the library that it names is found."""
-    (tmp_path / "plugstack.conf.d").mkdir()
+def test_library(tmp_path: Path) -> None:
+    """The library that plugstack.conf names is found."""
     (tmp_path / "jit_ckpt.so").write_bytes(b"library")
-    (tmp_path / "plugstack.conf").write_text("include plugstack.conf.d/*.conf\n")
-    (tmp_path / "plugstack.conf.d" / "a.conf").write_text(f"optional {tmp_path}/jit_ckpt.so\n")
-    stack = observe.plugstack(str(tmp_path / "plugstack.conf"))
-    assert stack is not None
-    assert observe.library(stack, examine.LIBRARY) == b"library"
-    assert observe.plugstack(str(tmp_path / "none")) is None
+    assert observe.library(f"optional {tmp_path}/jit_ckpt.so\n", plugstack.LIBRARY) == b"library"
+    assert observe.library("optional /x/other.so\n", plugstack.LIBRARY) is None
 
 
 def test_built_for(tmp_path: Path) -> None:

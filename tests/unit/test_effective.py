@@ -11,7 +11,7 @@ import pytest
 
 from slurm_plugin import contract
 from slurm_plugin.effective import DEFAULT, effective, main
-from slurm_plugin.site import Site, parse
+from slurm_plugin.site import Site, SiteError, parse
 
 FILE = parse(b"enable = gpu\nkeep = 3\nrequeues = 50\nmax-requeues = 20\nmax-spares = 2\nhang = off\n")
 
@@ -46,6 +46,27 @@ def test_limits_cut_defaults_and_refuse_wishes() -> None:
     assert table(FILE)["requeues"] == ("20", "/f:4")
     with pytest.raises(contract.OptionError, match="key 'spares' is '3': this site allows at most 2"):
         table(FILE, SBATCH_JIT_CKPT="spares=3")
+
+
+def test_the_plugins_arguments_win_over_the_file() -> None:
+    """As in the plugin, limits too; what is not a key is left out, what it refuses is refused."""
+    words = ("conf=/f", "keep=7", "shim-dir=/s", "shim=off", "max-requeues=5")
+    rows = {row.key: (row.value, row.origin) for row in effective(FILE, {}, "/f", words, "/p:2")}
+    assert (rows["keep"], rows["shim"]) == (("7", "/p:2"), ("off", "/p:2"))
+    assert (rows["requeues"], rows["hang"]) == (("5", "/p:2"), ("off", "/f:6"))
+    for word in ("kep=3", "keep=0", "python=/usr/bin/python3", "keep"):
+        with pytest.raises(SiteError, match=f"^/p:2: cannot use key '{word.partition('=')[0]}'"):
+            effective(FILE, {}, "/f", [word], "/p:2")
+
+
+def test_the_plugins_line_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`jit-ckpt config` reads plugstack.conf beside slurm.conf, with the site's file that it names."""
+    (tmp_path / "plugstack.conf").write_text(f"optional /x/jit_ckpt.so conf={tmp_path}/site.conf keep=9\n")
+    (tmp_path / "site.conf").write_text("requeues = 3\n")
+    assert main(["config", "--json"], {"SLURM_CONF": str(tmp_path / "slurm.conf")}) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["keep"] == {"value": "9", "from": f"{tmp_path}/plugstack.conf:1"}
+    assert shown["requeues"] == {"value": "3", "from": f"{tmp_path}/site.conf:1"}
 
 
 @pytest.mark.parametrize(("wish", "said"), [("off", "off"), ("", "on"), ("keep=1", "on")])
