@@ -126,6 +126,7 @@ SITE_ALLOWED: Final[dict[str, tuple[str, str, int, int]]] = {
     "max-spares": ("a whole number from 0 to 1000", "WHOLE", 0, 1000),
     "adds-spares": ("on or off", "SWITCH", 0, 0),
     "shim": ("on or off", "SWITCH", 0, 0),
+    "expedite": ("on or off", "SWITCH", 0, 0),
     "python": ("an absolute path", "ABSOLUTE", 0, 0),
     "checks": ("on, off, or names of checks with commas between them", "NAMES", 0, 0),
     "mounts": ("absolute paths with commas between them", "PATHS", 0, 0),

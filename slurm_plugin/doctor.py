@@ -82,12 +82,12 @@ def examine_all(options: argparse.Namespace) -> tuple[list[Finding], dict[str, o
     binary = observe.library(stack or "", plugstack.LIBRARY)
     findings += examine.plugin(help_text, stack, built_for(binary or b""), version or "")
     findings += examine.hooks(config, plugstack.text) if config else []
-    findings += examine.settings(config, version or "")
-    findings += examine.environment(os.environ)
     conf = options.conf or plugstack.site_file(plugstack.arguments(lines or [])[0])
     found = _site(conf)
-    findings += examine.site(conf, found, config)
     site = found if isinstance(found, site_file.Site) else site_file.Site()
+    findings += examine.settings(config, version or "", expedite=site.expedite)
+    findings += examine.environment(os.environ)
+    findings += examine.site(conf, found, config)
     findings += inspect_host.hook_python(site.python, observe.modules(site.python))
     python = options.python or shutil.which("python") or shutil.which("python3") or sys.executable
     findings += inspect_host.job_python(python, observe.modules(python))

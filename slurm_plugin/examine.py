@@ -17,6 +17,7 @@ from slurm_plugin.site import Site
 
 OLDEST: Final = (22, 5)  # the oldest Slurm that the plugin is tested with
 REQUEUE_DELAY: Final = (25, 11)  # the Slurm that brought requeue_delay and expedited requeue
+EXPEDITED: Final = "enable_expedited_requeue"
 CRED_EXPIRE: Final = 120  # seconds; Slurm's default, and how long a requeued job waits without the controller hook
 LONG: Final = 120  # seconds of SlurmdTimeout above which the wait after a lost batch host is worth a word
 SKEW_NOTE, SKEW_BAD = 2.0, 60.0  # seconds between two clocks; munge refuses credentials from 300 s on
@@ -128,8 +129,8 @@ def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("SLURM_MPI_TYPE", "note", says)
 
 
-def settings(config: Mapping[str, str], version_text: str) -> Iterator[Finding]:
-    """Look at the settings of Slurm that decide what a failure costs."""
+def settings(config: Mapping[str, str], version_text: str, *, expedite: bool = False) -> Iterator[Finding]:
+    """Look at the settings of Slurm that decide what a failure costs; `expedite` is that of the site's file."""
     if not config:
         return
     flags = config.get("PrologFlags", "")
@@ -142,7 +143,7 @@ def settings(config: Mapping[str, str], version_text: str) -> Iterator[Finding]:
         )  # fmt: skip
     yield from _refused(config)
     yield from _timeouts(config)
-    yield _requeue(config, parse_version(version_text) or OLDEST)
+    yield _requeue(config, parse_version(version_text) or OLDEST, expedite)
     yield Finding("MpiDefault", "ok", f"{config.get('MpiDefault') or 'none'}; --probe tries what there is")
     yield Finding(
         "KillOnBadExit", "ok",
@@ -181,7 +182,9 @@ def _timeouts(config: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("SlurmdTimeout", "ok", says)
 
 
-def _requeue(config: Mapping[str, str], version: tuple[int, int]) -> Finding:
+def _requeue(config: Mapping[str, str], version: tuple[int, int], expedite: bool) -> Finding:
+    if expedite:
+        return _expedited(config, version)
     hooked = bool(config.get("EpilogSlurmctld"))
     parameters = config.get("SchedulerParameters", "") + "," + config.get("SlurmctldParameters", "")
     found = re.search(r"requeue_delay=(\d+)", parameters)
@@ -189,8 +192,6 @@ def _requeue(config: Mapping[str, str], version: tuple[int, int]) -> Finding:
     seconds = (
         int(found.group(1)) if found and version >= REQUEUE_DELAY else int(expire.group(1)) if expire else CRED_EXPIRE
     )
-    if version >= REQUEUE_DELAY and "enable_expedited_requeue" in parameters:
-        return Finding("requeue", "ok", "expedited requeue is on")
     if hooked:
         return Finding(
             "requeue", "ok", f"Slurm holds a requeued job for {seconds} s; the controller hook shortens that"
@@ -200,6 +201,20 @@ def _requeue(config: Mapping[str, str], version: tuple[int, int]) -> Finding:
         "requeue", "note", f"Slurm holds a requeued job for {seconds} s ({where})",
         "Set EpilogSlurmctld=/usr/lib/jit-ckpt/epilog-slurmctld: jobs with the option start again after seconds.",
     )  # fmt: skip
+
+
+def _expedited(config: Mapping[str, str], version: tuple[int, int]) -> Finding:
+    if version < REQUEUE_DELAY:
+        says = "expedite=on, but this Slurm has no expedited requeue: jobs ask for a plain one"
+        advice = (
+            "It came with Slurm 25.11. Take the key out, and set EpilogSlurmctld=/usr/lib/jit-ckpt/epilog-slurmctld."
+        )
+        return Finding("requeue", "note", says, advice)
+    if EXPEDITED not in config.get("SlurmctldParameters", "").lower():
+        says = "expedite=on, but slurm.conf does not allow an expedited requeue: jobs ask for a plain one"
+        return Finding("requeue", "note", says, f"Add {EXPEDITED} to SlurmctldParameters.")
+    says = "expedited for jobs that ask for the option; one whose script fails is held until somebody cancels it"
+    return Finding("requeue", "ok", says)
 
 
 def clock(config_text: str, now: float) -> Iterator[Finding]:

@@ -49,6 +49,7 @@ class Site:
         max_keep, max_requeues, max_spares: the most that a user may ask for.
         adds_spares: the site's lua adds the spare nodes to the job, so the user does not count them in -N.
         shim: whether plain srun in batch scripts is taken over.
+        expedite: whether jobs ask for Slurm's expedited requeue (25.11 and later).
         python: the interpreter of the hooks.
         checks: ("on",), ("off",), or the names of the node checks to run.
         mounts: file systems that a node must have.
@@ -69,6 +70,7 @@ class Site:
     max_spares: int = 1000
     adds_spares: bool = False
     shim: bool = True
+    expedite: bool = False
     python: str = "/usr/bin/python3"
     checks: tuple[str, ...] = ("on",)
     mounts: tuple[str, ...] = ()

@@ -118,6 +118,17 @@ static long warning_time(void)
     return seconds > 0 ? seconds : 1;
 }
 
+/* What SBATCH_REQUEUE shall say: sbatch refuses a job that asks for what slurmctld does not allow. The price
+ * of an expedited requeue is that a failing script's job is held, so it is for users who asked for the
+ * option. */
+static const char *requeue_wish(enum jit_choice choice, bool seen)
+{
+    bool wanted = choice == JIT_YES && command.sbatch && seen && !command.said[JIT_SAYS_REQUEUE] &&
+                  jit_site_switch(&site, "expedite", false);
+
+    return wanted && jit_slurm_expedites() ? "expedite" : "";
+}
+
 /* Leave alone what the user said in #SBATCH lines. The warning is for jobs whose user asked for the option:
  * it ends programs that do not expect it. Nor is it set where the script cannot be seen. */
 static void choose_settings(enum jit_choice choice, bool seen)
@@ -128,6 +139,8 @@ static void choose_settings(enum jit_choice choice, bool seen)
         settings[OPEN_MODE].value = NULL;
     if (script.said[JIT_SAYS_REQUEUE] || getenv("SBATCH_NO_REQUEUE") != NULL)
         settings[REQUEUE].value = NULL;
+    else
+        settings[REQUEUE].value = requeue_wish(choice, seen);
     if (choice == JIT_YES && command.sbatch && seen && !script.said[JIT_SAYS_SIGNAL]) {
         (void)snprintf(warning, sizeof(warning), "USR1@%ld", warning_time());
         settings[SIGNAL].value = warning;

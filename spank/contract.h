@@ -63,6 +63,7 @@
     KEY("max-spares", "a whole number from 0 to 1000", JIT_WHOLE, 0, 1000)                                   \
     KEY("adds-spares", "on or off", JIT_SWITCH, 0, 0)                                                        \
     KEY("shim", "on or off", JIT_SWITCH, 0, 0)                                                               \
+    KEY("expedite", "on or off", JIT_SWITCH, 0, 0)                                                           \
     KEY("python", "an absolute path", JIT_ABSOLUTE, 0, 0)                                                    \
     KEY("checks", "on, off, or names of checks with commas between them", JIT_NAMES, 0, 0)                   \
     KEY("mounts", "absolute paths with commas between them", JIT_PATHS, 0, 0)                                \

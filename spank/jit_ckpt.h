@@ -2,11 +2,11 @@
  * What the files of the plugin offer each other.
  *
  *   plugin.c -> allocator.c (sbatch, salloc) | launcher.c (srun) | remote.c (slurmstepd)
- *            -> request.c -> site.c, options.c -> keys.c     directory.c, settings.c, spool.c
+ *            -> request.c -> site.c, options.c -> keys.c     directory.c, settings.c, spool.c, expedite.c
  *            -> script.c -> arguments.c
  *
- * Only plugin.c, the context files and request.c know of Slurm, so that tests can call the others. Every
- * function returns 0 or -1 unless it says otherwise, and none ends, stops or blocks its host.
+ * Only plugin.c, the context files, request.c and expedite.c know of Slurm, so that tests can call the
+ * others. Every function returns 0 or -1 unless it says otherwise, and none ends, stops or blocks its host.
  */
 #ifndef JIT_CKPT_H
 #define JIT_CKPT_H
@@ -162,6 +162,9 @@ long jit_seconds(const char *text);
 /* settings.c */
 void jit_settings_put(struct jit_setting *settings, size_t count);
 void jit_settings_take_back(struct jit_setting *settings, size_t count);
+
+/* expedite.c */
+bool jit_slurm_expedites(void);
 
 /* spool.c */
 int jit_spool_note(const char *spool, const struct jit_ended *ended, struct jit_why *why);

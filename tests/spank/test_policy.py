@@ -52,6 +52,16 @@ def carried(site: Site, *args: str, **env: str) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in text.splitlines())
 
 
+@pytest.mark.parametrize("words", [["--requeue"], []])
+def test_what_slurmctld_does_not_allow_is_not_asked_for(
+    site: Site, listed: Listed, policy: Callable[[str], None], words: list[str]
+) -> None:
+    """`expedite = on` where Slurm is too old or its controller does not allow it: a plain requeue, and no refusal."""
+    policy("expedite = on\n")
+    options, said, _ = submitted(site, listed, *words, "--jit-ckpt", script(site, "expedite.sh", "true"))
+    assert (options, said) == (OURS, "")
+
+
 PLACES = [
     ("command line", ["-p", "other"], "", {}),
     ("variable", [], "", {"SBATCH_PARTITION": "other"}),

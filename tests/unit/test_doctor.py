@@ -152,13 +152,28 @@ def test_jobs_that_a_prolog_refuses(prolog: str, parameters: str, hook: str, ver
         ({"AuthInfo": "cred_expire=60"}, "24.11.5", "60 s (cred_expire"),
         ({"SchedulerParameters": "requeue_delay=30"}, "25.11.0", "30 s (requeue_delay"),
         ({"SchedulerParameters": "requeue_delay=30"}, "24.11.5", "120 s"),
-        ({"SlurmctldParameters": "enable_expedited_requeue"}, "25.11.0", "expedited"),
     ],
 )
 def test_how_long_a_requeue_takes(config: dict[str, str], version: str, words: str) -> None:
     """The delay is read from where each version of Slurm keeps it."""
     found = [f for f in examine.settings({"PrologFlags": "Alloc", **config}, version) if f.subject == "requeue"]
     assert words in found[0].says
+
+
+@pytest.mark.parametrize(
+    ("parameters", "version", "verdict", "words"),
+    [
+        ("cloud_dns,Enable_Expedited_Requeue", "25.11.0", "ok", "one whose script fails is held"),
+        ("cloud_dns", "26.05.5", "note", "slurm.conf does not allow"),
+        ("enable_expedited_requeue", "24.11.5", "note", "this Slurm has no expedited requeue"),
+    ],
+)
+def test_expedited_requeue(parameters: str, version: str, verdict: str, words: str) -> None:
+    """Where the site's file asks for it, the doctor says whether Slurm gives it, and what it costs."""
+    config = {"SlurmctldParameters": parameters, "PrologFlags": "Alloc"}
+    (found,) = (f for f in examine.settings(config, version, expedite=True) if f.subject == "requeue")
+    assert found.verdict == verdict
+    assert words in found.says
 
 
 def test_clocks() -> None:
