@@ -9,7 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from jitmpi import torchrun
@@ -17,7 +17,7 @@ from jitmpi.config import Settings
 from jitmpi.events import Fault, Member
 from jitmpi.round import Conclude, Leave
 from slurm_plugin import notice, requeue, slurm
-from slurm_plugin.contract import EXIT_LOST
+from slurm_plugin.contract import EXIT_LOST, EXIT_ORPHANED
 
 NOTICE_DEADLINE = 2.0  # seconds for jit-srun to answer; a live one answers in milliseconds
 
@@ -36,8 +36,11 @@ def notify(settings: Settings, event: Mapping[str, object]) -> bool:
     return notice.send(settings.launcher, dict(event), NOTICE_DEADLINE)
 
 
-def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Sequence[Member]) -> None:
-    """Coordinator: tell jit-srun the outcome; when it is dead, see to the job in its place."""
+def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Sequence[Member]) -> bool:
+    """Coordinator: tell jit-srun the outcome; when it is dead, see to the job in its place.
+
+    Returns False when somebody else must see to the job.
+    """
     if action.saved:
         say(settings, f"{fault.detail}; the state is saved: {action.reason}")
         minibatch = action.minibatch if action.minibatch >= 0 else fault.minibatch
@@ -51,37 +54,46 @@ def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Seq
             f"jit-srun in place of srun goes on from here by itself; by hand: sbatch --jit-ckpt=resume={action.reason}",
         )
     if settings.launcher and not notify(settings, event) and action.alone:
-        take_over(settings, sorted({members[r].node for r in fault.unreachable}))
+        return take_over(settings, sorted({members[r].node for r in fault.unreachable}))
+    return True
 
 
-def take_over(settings: Settings, away: Sequence[str]) -> None:
-    """Put the job back into the queue because jit-srun is dead with its node, and nobody else would."""
+def take_over(settings: Settings, away: Sequence[str], open_door: Callable[[], slurm.Slurm] = slurm.open_slurm) -> bool:
+    """Put the job back into the queue because jit-srun is dead with its node, and nobody else would.
+
+    Returns False when Slurm cannot be reached from here, as in many containers: leaving with EXIT_ORPHANED then asks
+    the plugin outside.
+    """
     say(settings, "jit-srun does not answer; asking Slurm to requeue the job in its place")
-    if settings.restarts >= settings.options.requeues:
-        say(settings, f"the limit of {settings.options.requeues} requeues is reached; the job stays as it is")
-        return
     try:
-        door = slurm.open_slurm()
-        requeue.requeue_job(door, settings.job_id, away, lambda line: say(settings, line), restarts=settings.restarts)
+        return requeue.bring_back(
+            open_door(),
+            settings.job_id,
+            away,
+            lambda line: say(settings, line),
+            restarts=settings.restarts,
+            requeues=settings.options.requeues,
+        )
     except Exception as error:  # nothing may keep this process from ending
-        say(settings, f"the job was not requeued: {error}")
+        say(settings, f"not from here ({error}); leaving it to the plugin on this node")
+        return False
 
 
-def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str) -> None:
-    """Say why, once per rank, and end."""
+def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str, orphaned: bool = False) -> None:
+    """Say why, once per rank, and end; `orphaned` when nobody could be told to see to the job."""
     if own_error:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(own_error)
     if not action.told:
         saved = "the state is saved" if action.saved else f"nothing could be saved: {action.reason}"
         say(settings, f"leaves because {fault.detail}; {saved}")
-    end(action.code)
+    end(EXIT_ORPHANED if orphaned else action.code)
 
 
-def die(settings: Settings, text: str) -> NoReturn:
+def die(settings: Settings, text: str, *, orphaned: bool = False) -> NoReturn:
     """End at once with the reason."""
     say(settings, text)
-    end(EXIT_LOST)
+    end(EXIT_ORPHANED if orphaned else EXIT_LOST)
 
 
 def end(code: int) -> NoReturn:

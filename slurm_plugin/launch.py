@@ -73,11 +73,14 @@ class Signals:
         except BlockingIOError:
             return []
 
-    def wait(self, numbers: Sequence[int], patience: float) -> None:
-        """Wait until one of these has come, at most `patience` seconds."""
+    def wait(self, numbers: Sequence[int], patience: float) -> bool:
+        """Wait until one of these has come, at most `patience` seconds; False when none has."""
         deadline = time.monotonic() + patience
-        while not set(numbers) & set(self.take()) and (left := deadline - time.monotonic()) > 0:
+        while not set(numbers) & set(self.take()):
+            if (left := deadline - time.monotonic()) <= 0:
+                return False
             select.select([self], [], [], left)
+        return True
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from slurm_plugin.journal import Checkpoint, Journal, JournalError, find_checkpo
 from slurm_plugin.launch import ENDING, Ended, Launch, Signals
 from slurm_plugin.outcomes import Outcome
 from slurm_plugin.recovery import Allocation, Case, Recovery, decide
-from slurm_plugin.requeue import requeue_job
+from slurm_plugin.requeue import requeue_from_inside
 from slurm_plugin.slurm import Slurm, open_slurm
 from slurm_plugin.slurm_text import JobInfo, SlurmError
 from slurm_plugin.told import names, say, told
@@ -142,12 +142,21 @@ class Relauncher:
     def announce(self, nodes: Sequence[str]) -> int:
         """Note a launch that is about to begin; return its number."""
         attempt = self._journal.next_attempt()
+        self._tell_unseen(attempt - 1)
         spares = [n for n in self._site.nodes if n in self._answering() and n not in nodes]
         known_by = self._known_by.to_entry() if self._known_by else {}
         self._known_by = None
         restarts = self._site.restarts
         self._journal.append("launch", attempt, restarts=restarts, nodes=list(nodes), spares=spares, **known_by)
         return attempt
+
+    def _tell_unseen(self, attempt: int) -> None:
+        """Say what the ranks could not say when jit-srun was dead with its node, and srun with it."""
+        last = [e for e in self._journal.entries if e.get("attempt") == attempt]
+        launch = next((e for e in last if e.get("entry") == "launch"), None)
+        here = self._site.restarts
+        if launch and launch.get("restarts") != here and not any(e.get("entry") == "outcome" for e in last):
+            say(f"launch {attempt} ended unseen: its jit-srun was lost with its node, or the job ended from outside")
 
     def _turn(self) -> contextlib.AbstractContextManager[None]:
         """Keep the other trainings of this script from choosing the same nodes at the same time."""
@@ -282,11 +291,12 @@ class Relauncher:
             say(text)
 
     def _requeue(self, recovery: Recovery) -> None:
-        done = requeue_job(self._slurm, self._site.job, recovery.exclude, say, restarts=self._site.restarts)
-        if not done:
+        def ends() -> bool:  # Slurm ends the script now; what comes behind srun in it must not run
+            return self._signals.wait(ENDING, FAREWELL)
+
+        restarts = self._site.restarts
+        if not requeue_from_inside(self._slurm, self._site.job, recovery.exclude, say, restarts=restarts, ends=ends):
             say("the job was not put back into the queue")
-            return
-        self._signals.wait(ENDING, FAREWELL)  # Slurm ends the script now; what comes behind srun in it must not run
 
     def _environ(self, attempt: int, nodes: Sequence[str], listener: notice.Listener) -> dict[str, str]:
         environ = {**{name: value for name, (value, _) in contract.NCCL.items()}, **os.environ}

@@ -19,6 +19,7 @@ from slurm_plugin.slurm_text import ON_ITS_WAY, JobInfo, SlurmError
 REFUSALS: Final = 60.0  # seconds to go on while Slurm refuses: it does while a job is on its way out of its nodes
 # A job that is still completing may not be told to start "now" (Slurm overwrites that), but a little later is kept.
 START: Final = "now+3"
+REQUESTS: Final = 3  # slurmctld may be killed again
 ENDED: Final = frozenset(["CANCELLED", "DEADLINE"])
 
 
@@ -63,6 +64,72 @@ def requeue_job(
         log(f"job {job_id} goes back to the queue; it could not be told to start soon{without}: {error}")
         return True
     log(f"job {job_id} goes back to the queue{without}")
+    return True
+
+
+def requeue_from_inside(
+    slurm: Slurm,
+    job_id: str,
+    exclude: Iterable[str],
+    log: Callable[[str], None],
+    *,
+    restarts: int,
+    ends: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Requeue a job from its own script, and ask again when Slurm has forgotten it: see `requeue_job`.
+
+    A slurmctld that is killed within seconds of a request starts with an older state, in which the job just runs.
+
+    Args:
+        ends: waits a moment for Slurm to end this script; False when it does not.
+    """
+    for _ in range(REQUESTS):
+        if not requeue_job(slurm, job_id, exclude, log, restarts=restarts, clock=clock, sleep=sleep):
+            return False
+        if ends():
+            return True
+        try:
+            job = outage.ask(slurm, lambda: slurm.job(job_id), log, clock=clock, sleep=sleep)
+        except SlurmError:
+            return True
+        if job.state != "RUNNING" or job.restarts > restarts:
+            return True
+        log(f"Slurm has forgotten that job {job_id} goes back to the queue; asking again")
+    return False
+
+
+def bring_back(
+    slurm: Slurm,
+    job_id: str,
+    exclude: Iterable[str],
+    log: Callable[[str], None],
+    *,
+    restarts: int,
+    requeues: int,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """See to a job whose jit-srun is dead with its node: back into the queue, or at the limit to its end.
+
+    Left alone it would hold its nodes until its time is over: with --no-kill Slurm lets it run without its script.
+    Returns False when Slurm could not be told.
+    """
+    if restarts < requeues:
+        return requeue_job(slurm, job_id, exclude, log, restarts=restarts, clock=clock, sleep=sleep)
+
+    def end() -> None:
+        job = slurm.job(job_id)
+        if job.state not in ENDED | ON_ITS_WAY and job.restarts <= restarts:
+            log(f"the limit of {requeues} requeues is reached; ending job {job_id}, which has lost its script")
+            slurm.cancel(job_id)
+
+    try:
+        outage.ask(slurm, end, log, refusals=REFUSALS, clock=clock, sleep=sleep)
+    except SlurmError as error:
+        log(f"job {job_id} cannot be ended: {error}")
+        return False
     return True
 
 

@@ -59,6 +59,9 @@ class Slurm(Protocol):
     def release(self, job_id: str) -> None:
         """Let a held job start; one that Slurm itself has held only with SlurmUser's rights."""
 
+    def cancel(self, job_id: str) -> None:
+        """End a job for good."""
+
     def node(self, name: str) -> NodeInfo:
         """Look a node up."""
 
@@ -113,6 +116,10 @@ class ScontrolSlurm:
     def release(self, job_id: str) -> None:
         """See Slurm.release."""
         self._ask("scontrol", "release", check(JOB_ID, job_id))
+
+    def cancel(self, job_id: str) -> None:
+        """See Slurm.cancel."""
+        self._ask("scancel", check(JOB_ID, job_id))
 
     def node(self, name: str) -> NodeInfo:
         """See Slurm.node."""

@@ -63,6 +63,11 @@ class PyslurmSlurm:
         with _Asking(f"release job {job_id}"):
             self._one(job_id).release()
 
+    def cancel(self, job_id: str) -> None:
+        """See Slurm.cancel."""
+        with _Asking(f"cancel job {job_id}"):
+            self._one(job_id).cancel()
+
     def node(self, name: str) -> NodeInfo:
         """See Slurm.node."""
         with _Asking(f"look up node {name}"):

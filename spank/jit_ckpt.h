@@ -2,7 +2,8 @@
  * What the files of the plugin offer each other.
  *
  *   plugin.c -> allocator.c (sbatch, salloc) | launcher.c (srun) | remote.c (slurmstepd)
- *            -> request.c -> site.c, options.c -> keys.c     directory.c, settings.c, spool.c, expedite.c
+ *            -> request.c -> site.c, options.c -> keys.c     directory.c, settings.c, spool.c, expedite.c,
+ *               orphan.c
  *            -> script.c -> arguments.c
  *
  * Only plugin.c, the context files, request.c and expedite.c know of Slurm, so that tests can call the
@@ -15,6 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <time.h>
 
 /* All is hidden but what Slurm looks for. */
@@ -121,6 +123,16 @@ struct jit_ended {
     time_t when;
 };
 
+/* A job that nobody sees to any more, and the program that shall. */
+struct jit_orphan {
+    const char *program;
+    char job[32]; /* "123", or "100_7" for a task of an array */
+    unsigned long restarts;
+    const char *options;
+    uid_t uid; /* of the owner */
+    gid_t gid;
+};
+
 /* keys.c */
 void jit_why_set(struct jit_why *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int jit_key_find(const struct jit_key *keys, int count, const char *name, size_t length);
@@ -169,6 +181,9 @@ bool jit_slurm_expedites(void);
 /* spool.c */
 int jit_spool_note(const char *spool, const struct jit_ended *ended, struct jit_why *why);
 
+/* orphan.c */
+int jit_orphan_start(const struct jit_orphan *orphan, struct jit_why *why);
+
 /* request.c */
 bool jit_request_is_off(const char *argument);
 enum jit_choice jit_request_of_environment(void);
@@ -187,6 +202,6 @@ int jit_launcher_option(const char *argument);
 int jit_launcher_post_opt(spank_t sp);
 
 int jit_remote_post_opt(spank_t sp, int count, char *arguments[]);
-int jit_remote_task_exit(spank_t sp);
+int jit_remote_task_exit(spank_t sp, int count, char *arguments[]);
 
 #endif

@@ -77,7 +77,5 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[])
 
 int slurm_spank_task_exit(spank_t sp, int ac, char *av[])
 {
-    (void)ac;
-    (void)av;
-    return spank_context() == S_CTX_REMOTE ? jit_remote_task_exit(sp) : 0;
+    return spank_context() == S_CTX_REMOTE ? jit_remote_task_exit(sp, ac, av) : 0;
 }

@@ -1,13 +1,16 @@
 /*
  * slurmstepd, as root: give every task the job's options; in the batch script put our srun first in PATH and
- * take the spare nodes out of the job's size; note in the node's spool how each task ended.
+ * take the spare nodes out of the job's size; note in the node's spool how each task ended; see that a job
+ * does not stay without its jit-srun.
  *
  * Rule 1: returns 0 always: in a batch step anything else would drain the node.
  * Rule 2: does nothing in a job without the option.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
@@ -112,7 +115,53 @@ int jit_remote_post_opt(spank_t sp, int count, char *arguments[])
     return 0;
 }
 
-int jit_remote_task_exit(spank_t sp)
+/* How Slurm addresses the job: the number of an array would mean all its tasks. */
+static bool name_of_job(spank_t sp, uint32_t number, char *name, size_t size)
+{
+    uint32_t array = 0, task = 0;
+
+    if (spank_get_item(sp, S_JOB_ARRAY_ID, &array) != ESPANK_SUCCESS ||
+        spank_get_item(sp, S_JOB_ARRAY_TASK_ID, &task) != ESPANK_SUCCESS)
+        return false;
+    if (array != 0 && array != NO_VAL && task != NO_VAL)
+        (void)snprintf(name, size, "%" PRIu32 "_%" PRIu32, array, task);
+    else
+        (void)snprintf(name, size, "%" PRIu32, number);
+    return true;
+}
+
+/* A rank left because its jit-srun is dead, and could not tell Slurm. Its job would run on without a script.
+ */
+static void see_to_orphan(spank_t sp, uint32_t job, const char *options, int count, char *arguments[])
+{
+    static struct jit_site site;
+    static bool done; /* once a step: it may say so with each of its tasks */
+    struct jit_orphan orphan = {.options = options};
+    struct jit_why why = {""};
+    char program[PATH_MAX];
+
+    if (done)
+        return;
+    done = true;
+    if (jit_site_load(&site, count, arguments, &why) != 0) {
+        slurm_error("jit-ckpt: task_exit: %s", why.text);
+        return;
+    }
+    (void)snprintf(program, sizeof(program), "%s/../orphan", site.shim_dir);
+    orphan.program = program;
+    orphan.restarts = count_of(sp, "SLURM_RESTART_COUNT");
+    if (spank_get_item(sp, S_JOB_UID, &orphan.uid) != ESPANK_SUCCESS ||
+        spank_get_item(sp, S_JOB_GID, &orphan.gid) != ESPANK_SUCCESS ||
+        !name_of_job(sp, job, orphan.job, sizeof(orphan.job)))
+        slurm_error("jit-ckpt: task_exit: cannot read the job's owner from Slurm");
+    else if (jit_orphan_start(&orphan, &why) != 0)
+        slurm_error("jit-ckpt: task_exit: %s", why.text);
+    else
+        slurm_info("jit-ckpt: job %s: jit-srun is dead with its node; asking for a requeue as the owner",
+                   orphan.job);
+}
+
+int jit_remote_task_exit(spank_t sp, int count, char *arguments[])
 {
     static bool said; /* once a step is enough: a node with a full disk has many tasks */
     struct jit_ended ended = {.when = time(NULL)};
@@ -126,8 +175,13 @@ int jit_remote_task_exit(spank_t sp)
         spank_get_item(sp, S_TASK_GLOBAL_ID, &ended.rank) != ESPANK_SUCCESS ||
         spank_get_item(sp, S_TASK_EXIT_STATUS, &ended.status) != ESPANK_SUCCESS)
         jit_why_set(&why, "cannot read the task's end from Slurm");
-    else if (jit_spool_note(JIT_SPOOL, &ended, &why) == 0)
-        return 0;
+    else {
+        if (ended.step != SLURM_BATCH_SCRIPT && WIFEXITED(ended.status) &&
+            WEXITSTATUS(ended.status) == JIT_EXIT_ORPHANED)
+            see_to_orphan(sp, ended.job, text, count, arguments);
+        if (jit_spool_note(JIT_SPOOL, &ended, &why) == 0)
+            return 0;
+    }
     if (!said)
         slurm_error("jit-ckpt: task_exit: %s", why.text);
     said = true;

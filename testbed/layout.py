@@ -48,6 +48,7 @@ def configure(settings: Settings) -> None:
     hooks = ["epilog-slurmctld"] * settings.controller_hook + ["prolog", "epilog"] * settings.node_hook
     for hook in hooks + ["health-check"] * bool(settings.health_check):
         plugin.install_hook(hook, folder / "hooks", settings.site_file)
+    plugin.install_hook("orphan", folder, settings.site_file)
     plugin.install_shim(folder / "bin", settings.site_file)
     major, minor = (int(part) for part in machine.slurm_version().split(".")[:2])
     files = {

@@ -73,6 +73,13 @@ class DoorContract:
         job = until(lambda: door.job(world.running), lambda job: job.state == "PENDING" and not job.completing)
         assert job.restarts == 1
 
+    def test_a_cancelled_job_is_over(self, door: Slurm, world: World) -> None:
+        """It does not come back; of an array only the one task."""
+        for name in (world.waiting, world.task):
+            door.cancel(name)
+            until(lambda name=name: door.job(name), lambda job: job.state == "CANCELLED")  # type: ignore[misc]
+        assert door.job(world.running).state == "RUNNING"
+
     def test_a_waiting_job_learns_which_nodes_it_may_not_use(self, door: Slurm, world: World) -> None:
         """The list is replaced as a whole, and can be emptied."""
         door.update(world.waiting, start_time="now+600", exclude=[world.free])

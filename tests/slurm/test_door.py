@@ -49,6 +49,9 @@ class RemoteDoor:
     def step_of(self, job_id: str, pid: int) -> str:
         return str(self._ask("step_of", job_id, pid))
 
+    def cancel(self, job_id: str) -> None:
+        self._ask("cancel", job_id)
+
     def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
         self._ask("cancel_step", job_id, step_id, signal)
 

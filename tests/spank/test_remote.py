@@ -29,6 +29,23 @@ def test_spool_is_roots(site: Site) -> None:
     assert all(len(line) == 4 and int(line[3]) > 1_600_000_000 for line in lines)
 
 
+def test_an_orphans_word_reaches_its_owners_job_only(site: Site) -> None:
+    """A task that says its jit-srun is dead, with another job's number in its environment: its own job comes back."""
+    other = site.cluster.sbatch("-H", script="#!/bin/bash\ntrue\n")
+    body = (
+        "#!/bin/bash\n[ -z $SLURM_RESTART_COUNT ] || exit 0\n"
+        f"export SLURM_RESTART_COUNT=0 PATH=/usr/bin LD_PRELOAD=/x PYTHONPATH=/x\n"
+        f"/usr/bin/srun -N1 -n2 env SLURM_JOB_ID={other} SLURM_JOBID={other} sh -c 'exit {contract.EXIT_ORPHANED}'\n"
+        "sleep 60\n"
+    )
+    job = site.cluster.sbatch("--jit-ckpt=dir=user", "-N1", "-n2", "-o", "user.out", script=body, user=True)
+    site.cluster.wait_state(job, "COMPLETED", 60)
+    assert site.cluster.job(job)["Restarts"] == "1"
+    assert site.cluster.job(other)["Restarts"] == "0"
+    assert set(site.cluster.nodes().values()) <= {"idle", "completing", "allocated", "mixed"}
+    site.run("scancel", other)
+
+
 def test_hostile_spool(site: Site) -> None:
     """A link in the spool's place: the job ends well, nothing is written through it, the node stays in service."""
     trap = f"mv {contract.SPOOL} /var/spool/aside; mkdir -m 700 /var/spool/victim; ln -s victim {contract.SPOOL}"

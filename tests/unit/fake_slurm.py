@@ -54,6 +54,10 @@ class FakeSlurm:
         self.jobs[job_id] = replace(self.job(job_id), held=False)
         self.done.append(("release", job_id))
 
+    def cancel(self, job_id: str) -> None:
+        self.jobs[job_id] = replace(self.job(job_id), state="CANCELLED")
+        self.done.append(("scancel", job_id))
+
     def drain(self, node: str, reason: str) -> None:
         self._answer()
         self.known[node] = replace(self.known[node], state=f"{self.known[node].state}+DRAIN", reason=reason)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from slurm_plugin.requeue import requeue_job
+from slurm_plugin.requeue import bring_back, requeue_from_inside, requeue_job
 from slurm_plugin.slurm_text import JobInfo
 from tests.unit.fake_slurm import FakeSlurm
 
@@ -80,3 +82,57 @@ def test_a_job_is_never_left_too_few_nodes() -> None:
     fake.partitions["main"] = ("n1", "n2", "n3", "n9")
     ask(fake)
     assert fake.done[-1] == ("update", "7", "now+3", ("n9", "n2"))
+
+
+def test_a_job_without_its_jit_srun_comes_back_or_ends() -> None:
+    """At the limit it is ended: without its script it would hold its nodes until its time is over."""
+    fake, said = slurm(restarts=2), list[str]()
+    assert bring_back(fake, "7", ["n2"], said.append, restarts=2, requeues=3)
+    assert fake.done[0] == ("requeue", "7")
+    fake = slurm(restarts=2)
+    assert bring_back(fake, "7", ["n2"], said.append, restarts=2, requeues=2)
+    assert fake.done == [("scancel", "7")]
+    assert "limit of 2 requeues is reached; ending job 7" in said[-1]
+
+
+@pytest.mark.parametrize("fields", [{"restarts": 3}, {"state": "PENDING"}, {"state": "CANCELLED"}])
+def test_a_job_that_somebody_has_seen_to_is_not_ended(fields: dict[str, object]) -> None:
+    """Running again, on its way or cancelled."""
+    fake = slurm(**fields)
+    assert bring_back(fake, "7", [], lambda _: None, restarts=2, requeues=2)
+    assert fake.done == []
+
+
+def test_what_slurm_could_not_be_told_is_said() -> None:
+    """Then somebody else must see to the job."""
+    fake, now = slurm(), iter(range(0, 90000, 600))
+    fake.refuse = 1 << 30
+    assert not bring_back(fake, "7", [], print, restarts=0, requeues=0, clock=lambda: next(now), sleep=lambda _: None)
+
+
+def test_a_request_that_slurm_forgets_is_made_again() -> None:
+    """Killed before it wrote it down, slurmctld starts with the job running as if nothing had been asked."""
+    fake, ended, said = slurm(restarts=2), iter([False, True]), list[str]()
+
+    def ends() -> bool:
+        over = next(ended)
+        if not over:
+            fake.jobs["7"] = replace(fake.jobs["7"], state="RUNNING", restarts=2)
+        return over
+
+    assert requeue_from_inside(fake, "7", ["n2"], said.append, restarts=2, ends=ends, sleep=lambda _: None)
+    assert [what for what, *_ in fake.done] == ["requeue", "update", "requeue", "update"]
+    assert "forgotten" in said[1]
+
+
+@pytest.mark.parametrize("fields", [{"state": "PENDING"}, {"restarts": 3}, {"state": "CANCELLED"}])
+def test_a_request_that_was_heard_is_made_once(fields: dict[str, object]) -> None:
+    """Slow to end the script, running again elsewhere, or cancelled meanwhile."""
+    fake = slurm(restarts=2)
+
+    def ends() -> bool:
+        fake.jobs["7"] = replace(fake.jobs["7"], **fields)  # type: ignore[arg-type]
+        return False
+
+    assert requeue_from_inside(fake, "7", ["n2"], print, restarts=2, ends=ends, sleep=lambda _: None)
+    assert [what for what, *_ in fake.done].count("requeue") == 1

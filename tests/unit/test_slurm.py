@@ -55,6 +55,8 @@ class Scontrol:
                     start_time=values.get("StartTime", ""),
                     exclude=None if exclude is None else [n for n in exclude.split(",") if n],
                 )
+            case ["scancel", job]:
+                self.fake.cancel(job)
             case ["scancel", "--ctld", "-s", name, target]:
                 job, step = target.split(".")
                 self.fake.cancel_step(job, step, name)
@@ -115,6 +117,9 @@ def pyslurm(fake: FakeSlurm) -> Any:
 
         def requeue(self) -> None:
             fake.requeue(self.key)
+
+        def cancel(self) -> None:
+            fake.cancel(self.key)
 
         def modify(self, changes: SimpleNamespace) -> None:
             exclude = getattr(changes, "excluded_nodes", None)

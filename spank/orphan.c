@@ -1,0 +1,80 @@
+/*
+ * Start the program that sees to a job whose jit-srun is dead with its node, for ranks that cannot reach
+ * Slurm themselves, in a container say.
+ *
+ * Rule 1: it runs as the job's owner. That it is wanted is the job's word, and so is all but the ids it is
+ * given. Rule 2: nobody waits for it: setsid forks and ends at once. It has an environment of its own.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "jit_ckpt.h"
+
+#define SETSID  "/usr/bin/setsid"
+#define SETPRIV "/usr/bin/setpriv"
+
+/* slurmstepd blocks signals, which the program would inherit; its standard files are the task's. */
+static int start(pid_t *child, char *const line[], char *const environment[])
+{
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attributes;
+    sigset_t none, all;
+    int error;
+
+    (void)sigemptyset(&none);
+    (void)sigfillset(&all);
+    (void)posix_spawn_file_actions_init(&files);
+    (void)posix_spawnattr_init(&attributes);
+    error = posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    if (error == 0)
+        error = posix_spawnattr_setsigmask(&attributes, &none);
+    if (error == 0)
+        error = posix_spawnattr_setsigdefault(&attributes, &all);
+    for (int file = 0; file <= 2 && error == 0; file++)
+        error = posix_spawn_file_actions_addopen(&files, file, "/dev/null", O_RDWR, 0);
+    if (error == 0)
+        error = posix_spawn(child, SETSID, &files, &attributes, line, environment);
+    (void)posix_spawnattr_destroy(&attributes);
+    (void)posix_spawn_file_actions_destroy(&files);
+    return error;
+}
+
+int jit_orphan_start(const struct jit_orphan *orphan, struct jit_why *why)
+{
+    static char setsid_name[] = SETSID, fork_it[] = "--fork", setpriv_name[] = SETPRIV, end[] = "--";
+    static char no_groups[] = "--clear-groups", path[] = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+    static char program[PATH_MAX], options[JIT_TEXT_MAX], conf[PATH_MAX + sizeof("SLURM_CONF=")];
+    char uid[32], gid[32], job[32], restarts[32];
+    char *const line[] = {setsid_name, fork_it, setpriv_name, uid,      gid,     no_groups,
+                          end,         program, job,          restarts, options, NULL};
+    char *const environment[] = {path, getenv("SLURM_CONF") != NULL ? conf : NULL, NULL};
+    int error, ignored;
+    pid_t child;
+
+    (void)snprintf(uid, sizeof(uid), "--reuid=%ju", (uintmax_t)orphan->uid);
+    (void)snprintf(gid, sizeof(gid), "--regid=%ju", (uintmax_t)orphan->gid);
+    (void)snprintf(job, sizeof(job), "%s", orphan->job);
+    (void)snprintf(restarts, sizeof(restarts), "%lu", orphan->restarts);
+    (void)snprintf(conf, sizeof(conf), "SLURM_CONF=%.*s", PATH_MAX,
+                   environment[1] ? getenv("SLURM_CONF") : "");
+    if (snprintf(program, sizeof(program), "%s", orphan->program) >= (int)sizeof(program) ||
+        snprintf(options, sizeof(options), "%s", orphan->options) >= (int)sizeof(options)) {
+        jit_why_set(why, "cannot start '%s': its name or the options are too long", orphan->program);
+        return -1;
+    }
+    error = access(program, X_OK) == 0 ? start(&child, line, environment) : errno;
+    if (error != 0) {
+        jit_why_set(why, "cannot start '%s': %s", program, strerror(error));
+        return -1;
+    }
+    while (waitpid(child, &ignored, 0) < 0 && errno == EINTR)
+        ;
+    return 0;
+}
