@@ -3,7 +3,7 @@
 Runs as SlurmUser on the controller when a job has left its nodes. Slurm would let a requeued job wait for two minutes.
 
 Rule 1: it touches no job but the one it was started for, and that one only if it was submitted with --jit-ckpt.
-Rule 2: slurmctld waits for nothing: a process of its own does the work and ends after a deadline.
+Rule 2: slurmctld waits for nothing: packaging/wrapper starts this apart from it, and it ends after a deadline.
 Rule 3: it always ends with 0.
 """
 
@@ -38,12 +38,13 @@ def main() -> int:
     """Run as Slurm's EpilogSlurmctld."""
     try:
         job = job_of(os.environ)
-        nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-        if job and _detach():
-            _work(job, nodes)
-            os._exit(0)
+        done = job and hasten(
+            open_slurm(), job, expand(os.environ.get("SLURM_JOB_NODELIST", "")), requeues=limit(os.environ)
+        )
+        if done:
+            log(done)
     except Exception as error:  # Rule 3
-        log(f"{error!r}")
+        log(f"job {os.environ.get('SLURM_JOB_ID', '')}: {error!r}")
     return 0
 
 
@@ -115,27 +116,6 @@ def _start_now(slurm: Slurm, job_id: str, job: JobInfo, nodes: tuple[str, ...]) 
         slurm.release(job_id)
     released = ", released after a failed launch" if job.held else ""
     return f"job {job_id} may start now{released}" + (f" without {','.join(exclude)}" if exclude else "")
-
-
-def _work(job: str, nodes: str) -> None:
-    try:
-        done = hasten(open_slurm(), job, expand(nodes), requeues=limit(os.environ))
-        if done:
-            log(done)
-    except Exception as error:  # Rule 3
-        log(f"job {job}: {error}")
-
-
-def _detach() -> bool:
-    """Fork; True in the child, which has a session of its own and holds none of slurmctld's files."""
-    if os.fork():
-        return False
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.closerange(3, 256)
-    return True
 
 
 def log(text: str) -> None:

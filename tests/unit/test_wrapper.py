@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,8 @@ class Installed:
     """A folder with a wrapper in it, Python code behind it, and a site's file."""
 
     def __init__(self, folder: Path, name: str, module: str) -> None:
+        # The controller's hook starts itself once more, apart from slurmctld; this is that second start.
+        self.words = ["apart"] if name == "epilog-slurmctld" else []
         self.code, self.conf, self.path = folder / "python", folder / "jit-ckpt.conf", folder / name
         self.module = self.code.joinpath(*module.split(".")).with_suffix(".py")
         self.module.parent.mkdir(parents=True)
@@ -53,7 +57,7 @@ def hook(tmp_path: Path, request: pytest.FixtureRequest) -> Installed:
 def test_a_hook_gets_the_site_s_file(hook: Installed) -> None:
     """The module's main runs, isolated from the environment, and is told where the site's file is."""
     hook.main("print(sys.argv[1:], sys.flags.isolated, sys.dont_write_bytecode, os.environ['PATH']); return 0")
-    done = hook.run()
+    done = hook.run(*hook.words)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"['--conf', '{hook.conf}'] 1 True /usr/sbin:/usr/bin:/sbin:/bin\n"
 
@@ -61,7 +65,7 @@ def test_a_hook_gets_the_site_s_file(hook: Installed) -> None:
 def test_a_bad_node_is_the_only_failure(hook: Installed) -> None:
     """Slurm is told of a failure, which drains the node, only when the module has found the node bad."""
     hook.main(f"return {contract.EXIT_NODE_BAD}")
-    assert hook.run().returncode == 1
+    assert hook.run(*hook.words).returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,37 @@ def test_our_own_failure_drains_nothing(tmp_path: Path, body: str) -> None:
 def test_no_code_drains_nothing(hook: Installed) -> None:
     """Code that was removed, while slurm.conf still names the hook, drains no node."""
     assert not hook.module.exists()
-    assert hook.run().returncode == 0
+    assert hook.run(*hook.words).returncode == 0
+
+
+@pytest.mark.parametrize("options", [None, ""])
+def test_the_controller_s_hook_starts_no_python_for_other_jobs(tmp_path: Path, options: str | None) -> None:
+    """A job without the option costs slurmctld one small shell."""
+    hook = Installed(tmp_path, "epilog-slurmctld", "slurm_plugin.controller_epilog")
+    hook.main(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    env = {} if options is None else {"SPANK_JIT_CKPT": options}
+    for words in ([], ["apart"]):
+        assert subprocess.run([hook.path, *words], env=env, timeout=20).returncode == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_controller_s_hook_works_on_when_slurmctld_kills_it(tmp_path: Path) -> None:
+    """It has ended long before its work has, which a signal for its session does not reach."""
+    hook = Installed(tmp_path, "epilog-slurmctld", "slurm_plugin.controller_epilog")
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    hook.main(f"open({str(fifo)!r}).read(); open({str(tmp_path / 'done')!r}, 'w').close(); return 0")
+    env = {"SPANK_JIT_CKPT": "keep=2"}
+    with subprocess.Popen([hook.path], env=env, start_new_session=True, stdout=subprocess.PIPE) as process:
+        assert process.communicate(timeout=20)[0] == b"", "nothing that its work holds open keeps slurmctld"
+    assert process.returncode == 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    fifo.write_text("")
+    end = time.monotonic() + 20
+    while not (tmp_path / "done").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @needs_root
