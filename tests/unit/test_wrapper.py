@@ -56,10 +56,12 @@ def hook(tmp_path: Path, request: pytest.FixtureRequest) -> Installed:
 
 def test_a_hook_gets_the_site_s_file(hook: Installed) -> None:
     """The module's main runs, isolated from the environment, and is told where the site's file is."""
-    hook.main("print(sys.argv[1:], sys.flags.isolated, sys.dont_write_bytecode, os.environ['PATH']); return 0")
+    seen = hook.code / "seen"
+    told = "sys.argv[1:], sys.flags.isolated, sys.dont_write_bytecode, os.environ['PATH']"
+    hook.main(f"print({told}, file=open({str(seen)!r}, 'w')); return 0")
     done = hook.run(*hook.words)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"['--conf', '{hook.conf}'] 1 True /usr/sbin:/usr/bin:/sbin:/bin\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert seen.read_text() == f"['--conf', '{hook.conf}'] 1 True /usr/sbin:/usr/bin:/sbin:/bin\n"
 
 
 def test_a_bad_node_is_the_only_failure(hook: Installed) -> None:
@@ -97,7 +99,7 @@ def test_the_controller_s_hook_starts_no_python_for_other_jobs(tmp_path: Path, o
 
 
 def test_the_controller_s_hook_works_on_when_slurmctld_kills_it(tmp_path: Path) -> None:
-    """It has ended long before its work has, which a signal for its session does not reach."""
+    """It has ended long before its work has, which a signal for its process group does not reach."""
     hook = Installed(tmp_path, "epilog-slurmctld", "slurm_plugin.controller_epilog")
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
