@@ -70,7 +70,6 @@ class Carrier:
         self.settings, self.members, self.versions = settings, members, versions
         self._plane, self._vault, self._gate = plane, vault, gate
         self._brought: list[Callable[[], None]] = []
-        self._orphaned = False  # jit-srun is dead, and Slurm could not be told
         self._epoch = 0  # of the newest plan; the write of an older one gives up
         self._writing = threading.Lock()  # two writes at once would read through the same pinned buffers
 
@@ -94,8 +93,7 @@ class Carrier:
             case rounds.Commit():
                 threading.Thread(target=self._commit, args=(action, state), daemon=True).start()
             case rounds.Conclude():
-                told = leave.conclude(self.settings, action, fault=_cause(state), members=self.members)
-                self._orphaned = not told
+                leave.conclude(self.settings, action, fault=_cause(state), members=self.members)
             case rounds.Leave():
                 self._leave(action, state)
 
@@ -107,16 +105,14 @@ class Carrier:
         if state.coordinator == self.settings.rank:
             known = self.announce(replace(fault, minibatch=-1), "starting")
             if self.settings.launcher and not known:
-                away = [self.members[r].node for r in fault.unreachable]
-                self._orphaned = not leave.take_over(self.settings, away)
+                leave.take_over(self.settings, [self.members[r].node for r in fault.unreachable])
         else:
             deadline = time.monotonic() + COORDINATOR_WAIT
             gone: list[control.Event] = []
             while not gone and (left := deadline - time.monotonic()) > 0:
                 gone = [event for event in self._plane.poll(left) if isinstance(event, control.Gone)]
         own = f"\n{self._gate.error}" if self._gate.error else ""  # the script's traceback must not be lost
-        text = f"{fault.detail} before training began; earlier checkpoints stay as they are{own}"
-        leave.die(self.settings, text, orphaned=self._orphaned)
+        leave.die(self.settings, f"{fault.detail} before training began; earlier checkpoints stay as they are{own}")
 
     def bring_back(self) -> None:
         """Hand the results of the threads to the round; on the agent thread."""
@@ -191,7 +187,7 @@ class Carrier:
         self._plane.flush(time.monotonic() + FLUSH)
         fault = _cause(state)
         own = self._gate.error if fault.kind == "exception" or not action.saved else ""
-        leave.leave(self.settings, action, fault=fault, own_error=own, orphaned=self._orphaned)
+        leave.leave(self.settings, action, fault=fault, own_error=own)
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ from jitmpi.config import Settings
 from jitmpi.events import Fault, Member
 from jitmpi.round import Conclude, Leave
 from slurm_plugin import notice, requeue, slurm
-from slurm_plugin.contract import EXIT_LOST, EXIT_ORPHANED
+from slurm_plugin.contract import EXIT_LOST
 
 NOTICE_DEADLINE = 2.0  # seconds for jit-srun to answer; a live one answers in milliseconds
 
@@ -36,11 +36,8 @@ def notify(settings: Settings, event: Mapping[str, object]) -> bool:
     return notice.send(settings.launcher, dict(event), NOTICE_DEADLINE)
 
 
-def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Sequence[Member]) -> bool:
-    """Coordinator: tell jit-srun the outcome; when it is dead, see to the job in its place.
-
-    Returns False when somebody else must see to the job.
-    """
+def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Sequence[Member]) -> None:
+    """Coordinator: tell jit-srun the outcome; when it is dead, see to the job in its place."""
     if action.saved:
         say(settings, f"{fault.detail}; the state is saved: {action.reason}")
         minibatch = action.minibatch if action.minibatch >= 0 else fault.minibatch
@@ -54,19 +51,17 @@ def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Seq
             f"jit-srun in place of srun goes on from here by itself; by hand: sbatch --jit-ckpt=resume={action.reason}",
         )
     if settings.launcher and not notify(settings, event) and action.alone:
-        return take_over(settings, sorted({members[r].node for r in fault.unreachable}))
-    return True
+        take_over(settings, sorted({members[r].node for r in fault.unreachable}))
 
 
-def take_over(settings: Settings, away: Sequence[str], open_door: Callable[[], slurm.Slurm] = slurm.open_slurm) -> bool:
-    """Put the job back into the queue because jit-srun is dead with its node, and nobody else would.
+def take_over(settings: Settings, away: Sequence[str], open_door: Callable[[], slurm.Slurm] = slurm.open_slurm) -> None:
+    """Put the job back into the queue because jit-srun is dead with its node.
 
-    Returns False when Slurm cannot be reached from here, as in many containers: leaving with EXIT_ORPHANED then asks
-    the plugin outside.
+    Where Slurm cannot be reached, as in many containers, the plugin outside does it once this rank has left.
     """
     say(settings, "jit-srun does not answer; asking Slurm to requeue the job in its place")
     try:
-        return requeue.bring_back(
+        requeue.bring_back(
             open_door(),
             settings.job_id,
             away,
@@ -76,24 +71,23 @@ def take_over(settings: Settings, away: Sequence[str], open_door: Callable[[], s
         )
     except Exception as error:  # nothing may keep this process from ending
         say(settings, f"not from here ({error}); leaving it to the plugin on this node")
-        return False
 
 
-def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str, orphaned: bool = False) -> None:
-    """Say why, once per rank, and end; `orphaned` when nobody could be told to see to the job."""
+def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str) -> None:
+    """Say why, once per rank, and end."""
     if own_error:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(own_error)
     if not action.told:
         saved = "the state is saved" if action.saved else f"nothing could be saved: {action.reason}"
         say(settings, f"leaves because {fault.detail}; {saved}")
-    end(EXIT_ORPHANED if orphaned else action.code)
+    end(action.code)
 
 
-def die(settings: Settings, text: str, *, orphaned: bool = False) -> NoReturn:
+def die(settings: Settings, text: str) -> NoReturn:
     """End at once with the reason."""
     say(settings, text)
-    end(EXIT_ORPHANED if orphaned else EXIT_LOST)
+    end(EXIT_LOST)
 
 
 def end(code: int) -> NoReturn:

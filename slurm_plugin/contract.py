@@ -49,9 +49,6 @@ NCCL: Final[dict[str, tuple[str, str]]] = {
 EXIT_COMMITTED: Final = 83  # the rank left after the state of the job was committed
 EXIT_LOST: Final = 84  # the rank left after a fault and nothing could be saved
 EXIT_REFUSED: Final = 85  # bad input at the start; running again would end the same way
-EXIT_ORPHANED: Final = (
-    87  # the rank left after a fault; jit-srun is dead with its node, and Slurm cannot be told from here
-)
 EXIT_NODE_BAD: Final = 86  # a hook found its node bad; any other failure of a hook is ours (see packaging/wrapper)
 
 MANIFEST: Final = "manifest.json"

@@ -204,6 +204,17 @@ def answering(addresses: Mapping[str, tuple[str, int]], patience: float = 1.0) -
     return frozenset(alive)
 
 
+def responds(host: str, port: int, patience: float = 1.0) -> bool:
+    """Say whether anything comes back from a host: a refused connection means that it is alive."""
+    try:
+        socket.create_connection((host, port), patience).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def resolve(host: str) -> str:
     """Return the IP address of a host, or the name itself when it cannot be found now."""
     try:

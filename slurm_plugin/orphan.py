@@ -1,11 +1,13 @@
-"""See to a job whose jit-srun is dead with its node, for ranks that cannot reach Slurm themselves: in a container, say.
+"""See to a job whose jit-srun is dead with its node, when no rank could: in a container without Slurm, under torchrun.
 
-    orphan JOB RESTARTS OPTIONS
+    orphan JOB RESTARTS HOST NODES OPTIONS
 
-The SPANK plugin starts it on the node of a rank that left with EXIT_ORPHANED, outside of any container.
+The SPANK plugin starts it on some nodes of a step with a task that failed, outside of any container. With --no-kill
+Slurm lets such a job run on without its script, on the nodes that are left, until its time is over.
 
 Rule 1: it runs as the job's owner and does what that one could do by hand: its arguments are the job's own words.
-Rule 2: nobody waits for it, and every wait here has a deadline.
+Rule 2: while the node of jit-srun answers it does nothing, and asks Slurm nothing; nor before Slurm too has lost it.
+Rule 3: nobody waits for it, and every wait here has a deadline.
 """
 
 from __future__ import annotations
@@ -14,40 +16,96 @@ import os
 import re
 import sys
 import syslog
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 from slurm_plugin import contract, notice, outage
-from slurm_plugin.requeue import bring_back
+from slurm_plugin.requeue import ENDED, bring_back
 from slurm_plugin.slurm import JOB_ID, Slurm, check, open_slurm
-from slurm_plugin.slurm_text import SlurmError
+from slurm_plugin.slurm_text import ON_ITS_WAY, SLURMD_PORT, JobInfo, SlurmError, expand
+
+DEADLINE: Final = 1800.0  # seconds for Slurm to notice that a node is dead: SlurmdTimeout, usually 300
+PAUSE: Final = 5.0  # seconds between two looks
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """The job: how Slurm addresses it, its life, the host of its jit-srun, the node of its batch script."""
+
+    job: str
+    restarts: int
+    host: str
+    node: str
+    options: contract.Options
 
 
 def main() -> int:
     """Run as a program of the plugin's."""
     os.closerange(3, 1024)  # slurmstepd's
     try:
-        job, restarts, text = sys.argv[1:4]
-        see_to(open_slurm(), check(JOB_ID, job), int(restarts), contract.parse_options(text))
+        job, restarts, host, nodes, text = sys.argv[1:]
+        if notice.responds(host, SLURMD_PORT):
+            return 0
+        options = contract.parse_options(text)
+        orphan = Orphan(check(JOB_ID, job), int(restarts), host, expand(nodes)[0], options)
+        see_to(open_slurm(), orphan, log)
     except Exception as error:
-        log(f"{error!r}")
+        log(f"orphan: {error!r}")
         return 1
     return 0
 
 
-def see_to(slurm: Slurm, job: str, restarts: int, options: contract.Options) -> bool:
-    """Bring the job back without the nodes that do not answer."""
-    log(f"job {job}: its jit-srun is dead with its node, and its ranks cannot reach Slurm; doing it for them")
-    return bring_back(slurm, job, silent(slurm, job), log, restarts=restarts, requeues=options.requeues)
+def see_to(
+    slurm: Slurm,
+    orphan: Orphan,
+    log: Callable[[str], None],
+    *,
+    responds: Callable[[str, int], bool] = notice.responds,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Wait until the node is lost for Slurm too, then bring the job back without the nodes that do not answer.
+
+    Returns False when there was nothing to do.
+    """
+    begin = clock()
+    while clock() < begin + DEADLINE and not responds(orphan.host, SLURMD_PORT):
+        try:
+            job = outage.ask(slurm, lambda: slurm.job(orphan.job), log, clock=clock, sleep=sleep)
+            if not job.batch or job.state in ENDED | ON_ITS_WAY or job.restarts > orphan.restarts:
+                return False
+            if job.state == "RUNNING" and is_lost(slurm, job, orphan.node):
+                log(f"job {orphan.job}: its jit-srun is dead with {orphan.node}, and nobody else has seen to it")
+                away = [orphan.node, *silent(slurm, job)]
+                return bring_back(
+                    slurm,
+                    orphan.job,
+                    away,
+                    log,
+                    restarts=orphan.restarts,
+                    requeues=orphan.options.requeues,
+                    clock=clock,
+                    sleep=sleep,
+                )
+        except SlurmError as error:
+            log(f"job {orphan.job}: {error}")
+            return False
+        sleep(PAUSE)
+    return False
 
 
-def silent(slurm: Slurm, job: str) -> tuple[str, ...]:
+def is_lost(slurm: Slurm, job: JobInfo, node: str) -> bool:
+    """Say whether Slurm has lost a node of the job: taken it out, or given it up."""
+    return node not in job.nodes or slurm.node(node).sick
+
+
+def silent(slurm: Slurm, job: JobInfo) -> tuple[str, ...]:
     """Return the nodes of a job that do not answer."""
-    try:
-        names = outage.ask(slurm, lambda: slurm.job(job).nodes, log)
-        nodes = slurm.nodes(names)
-    except SlurmError:
-        return ()  # unknown; Slurm itself avoids those that it knows to be dead
-    answering = notice.answering({name: (notice.resolve(n.address), n.port) for name, n in nodes.items()})
-    return tuple(name for name in nodes if name not in answering)
+    nodes = slurm.nodes(job.nodes)
+    heard = notice.answering({name: (notice.resolve(n.address), n.port) for name, n in nodes.items()})
+    return tuple(name for name in nodes if name not in heard)
 
 
 def log(text: str) -> None:

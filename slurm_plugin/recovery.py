@@ -31,7 +31,6 @@ AWAY: Final = (
     "Zero Bytes",
     "Message ",
 )  # why srun got no step
-LEFT: Final = (contract.EXIT_COMMITTED, contract.EXIT_LOST, contract.EXIT_ORPHANED)  # codes of ranks that left a fault
 LEAST_LEFT: Final = 30.0  # seconds of the allocation below which a relaunch would only be killed while it starts
 
 HELD: Final = "Slurm holds a job with --requeue=expedite that fails on healthy nodes (REQUEUE_HOLD); scancel ends it"
@@ -142,7 +141,7 @@ def _refused(case: Case) -> Recovery | None:
 def _script_failed(case: Case) -> Recovery | None:
     """An exit code of the script's own, with no fault behind it: ours to pass on, not to repeat."""
     out = case.outcome
-    own_codes = 0 < (out.code or 0) < 128 and out.code not in LEFT
+    own_codes = 0 < (out.code or 0) < 128 and out.code not in (contract.EXIT_COMMITTED, contract.EXIT_LOST)
     if out.fault or out.lost or out.committed is not None or not own_codes or _silent(case):
         return None
     # A relaunch of a script that has run before may fail to start for reasons of the cluster: that is tried again.

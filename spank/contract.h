@@ -25,7 +25,6 @@
 #define JIT_EXIT_LOST      84
 #define JIT_EXIT_REFUSED   85
 #define JIT_EXIT_NODE_BAD  86
-#define JIT_EXIT_ORPHANED  87
 
 #define JIT_MANIFEST       "manifest.json"
 #define JIT_CHECKPOINT     "checkpoint.h5"

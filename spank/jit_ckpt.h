@@ -123,12 +123,14 @@ struct jit_ended {
     time_t when;
 };
 
-/* A job that nobody sees to any more, and the program that shall. */
+/* A job that nobody may see to any more, and the program that looks; its words in their order. */
 struct jit_orphan {
-    const char *program;
+    char program[PATH_MAX];
     char job[32]; /* "123", or "100_7" for a task of an array */
-    unsigned long restarts;
-    const char *options;
+    char restarts[32];
+    char host[256]; /* of its jit-srun */
+    char nodes[JIT_TEXT_MAX];
+    char options[JIT_TEXT_MAX];
     uid_t uid; /* of the owner */
     gid_t gid;
 };
@@ -182,7 +184,7 @@ bool jit_slurm_expedites(void);
 int jit_spool_note(const char *spool, const struct jit_ended *ended, struct jit_why *why);
 
 /* orphan.c */
-int jit_orphan_start(const struct jit_orphan *orphan, struct jit_why *why);
+int jit_orphan_start(struct jit_orphan *orphan, struct jit_why *why);
 
 /* request.c */
 bool jit_request_is_off(const char *argument);

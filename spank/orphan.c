@@ -1,9 +1,9 @@
 /*
- * Start the program that sees to a job whose jit-srun is dead with its node, for ranks that cannot reach
- * Slurm themselves, in a container say.
+ * Start the program that sees to a job whose jit-srun is dead with its node; where it is alive that one ends
+ * at once.
  *
- * Rule 1: it runs as the job's owner. That it is wanted is the job's word, and so is all but the ids it is
- * given. Rule 2: nobody waits for it: setsid forks and ends at once. It has an environment of its own.
+ * Rule 1: it runs as the job's owner: all that it is told but the ids is the job's word. Rule 2: nobody waits
+ * for it: setsid forks and ends at once. It has an environment of its own.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -46,32 +46,26 @@ static int start(pid_t *child, char *const line[], char *const environment[])
     return error;
 }
 
-int jit_orphan_start(const struct jit_orphan *orphan, struct jit_why *why)
+int jit_orphan_start(struct jit_orphan *orphan, struct jit_why *why)
 {
     static char setsid_name[] = SETSID, fork_it[] = "--fork", setpriv_name[] = SETPRIV, end[] = "--";
     static char no_groups[] = "--clear-groups", path[] = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
-    static char program[PATH_MAX], options[JIT_TEXT_MAX], conf[PATH_MAX + sizeof("SLURM_CONF=")];
-    char uid[32], gid[32], job[32], restarts[32];
-    char *const line[] = {setsid_name, fork_it, setpriv_name, uid,      gid,     no_groups,
-                          end,         program, job,          restarts, options, NULL};
-    char *const environment[] = {path, getenv("SLURM_CONF") != NULL ? conf : NULL, NULL};
+    static char conf[PATH_MAX + sizeof("SLURM_CONF=")];
+    const char *given = getenv("SLURM_CONF");
+    char uid[32], gid[32];
+    char *const line[] = {setsid_name,  fork_it,       setpriv_name,    uid,         gid,
+                          no_groups,    end,           orphan->program, orphan->job, orphan->restarts,
+                          orphan->host, orphan->nodes, orphan->options, NULL};
+    char *const environment[] = {path, given != NULL ? conf : NULL, NULL};
     int error, ignored;
     pid_t child;
 
     (void)snprintf(uid, sizeof(uid), "--reuid=%ju", (uintmax_t)orphan->uid);
     (void)snprintf(gid, sizeof(gid), "--regid=%ju", (uintmax_t)orphan->gid);
-    (void)snprintf(job, sizeof(job), "%s", orphan->job);
-    (void)snprintf(restarts, sizeof(restarts), "%lu", orphan->restarts);
-    (void)snprintf(conf, sizeof(conf), "SLURM_CONF=%.*s", PATH_MAX,
-                   environment[1] ? getenv("SLURM_CONF") : "");
-    if (snprintf(program, sizeof(program), "%s", orphan->program) >= (int)sizeof(program) ||
-        snprintf(options, sizeof(options), "%s", orphan->options) >= (int)sizeof(options)) {
-        jit_why_set(why, "cannot start '%s': its name or the options are too long", orphan->program);
-        return -1;
-    }
-    error = access(program, X_OK) == 0 ? start(&child, line, environment) : errno;
+    (void)snprintf(conf, sizeof(conf), "SLURM_CONF=%.*s", PATH_MAX, given != NULL ? given : "");
+    error = access(orphan->program, X_OK) == 0 ? start(&child, line, environment) : errno;
     if (error != 0) {
-        jit_why_set(why, "cannot start '%s': %s", program, strerror(error));
+        jit_why_set(why, "cannot start '%s': %s", orphan->program, strerror(error));
         return -1;
     }
     while (waitpid(child, &ignored, 0) < 0 && errno == EINTR)

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
@@ -130,35 +129,52 @@ static bool name_of_job(spank_t sp, uint32_t number, char *name, size_t size)
     return true;
 }
 
-/* A rank left because its jit-srun is dead, and could not tell Slurm. Its job would run on without a script.
- */
-static void see_to_orphan(spank_t sp, uint32_t job, const char *options, int count, char *arguments[])
+/* Where the job's jit-srun is: "host:port:key" without the last two. */
+static bool host_of_launcher(spank_t sp, char *host, int size)
 {
-    static struct jit_site site;
-    static bool done; /* once a step: it may say so with each of its tasks */
-    struct jit_orphan orphan = {.options = options};
-    struct jit_why why = {""};
-    char program[PATH_MAX];
+    char *colon;
 
-    if (done)
-        return;
-    done = true;
-    if (jit_site_load(&site, count, arguments, &why) != 0) {
-        slurm_error("jit-ckpt: task_exit: %s", why.text);
-        return;
+    if (spank_getenv(sp, JIT_ENV_LAUNCHER, host, size) != ESPANK_SUCCESS)
+        return false;
+    for (int times = 0; times < 2; times++) {
+        colon = strrchr(host, ':');
+        if (colon == NULL)
+            return false;
+        *colon = '\0';
     }
-    (void)snprintf(program, sizeof(program), "%s/../orphan", site.shim_dir);
-    orphan.program = program;
-    orphan.restarts = count_of(sp, "SLURM_RESTART_COUNT");
-    if (spank_get_item(sp, S_JOB_UID, &orphan.uid) != ESPANK_SUCCESS ||
-        spank_get_item(sp, S_JOB_GID, &orphan.gid) != ESPANK_SUCCESS ||
-        !name_of_job(sp, job, orphan.job, sizeof(orphan.job)))
-        slurm_error("jit-ckpt: task_exit: cannot read the job's owner from Slurm");
-    else if (jit_orphan_start(&orphan, &why) != 0)
+    return true;
+}
+
+/* A task has failed. If its jit-srun is dead with its node, the job would run on without a script, and nobody
+ * would see to it. A few nodes are enough to look; a step's tasks end together. */
+static void see_to_orphan(spank_t sp, const struct jit_ended *ended, const char *options, int count,
+                          char *arguments[])
+{
+    enum { NODES = 8, PAUSE = 10 };
+    static struct jit_site site;
+    static struct jit_orphan orphan;
+    static time_t last;
+    struct jit_why why = {""};
+    uint32_t node;
+
+    if (ended->when < last + PAUSE || spank_get_item(sp, S_JOB_NODEID, &node) != ESPANK_SUCCESS ||
+        node >= NODES || !host_of_launcher(sp, orphan.host, sizeof(orphan.host)))
+        return;
+    last = ended->when;
+    (void)snprintf(orphan.restarts, sizeof(orphan.restarts), "%lu", count_of(sp, "SLURM_RESTART_COUNT"));
+    (void)snprintf(orphan.options, sizeof(orphan.options), "%s", options);
+    if (jit_site_load(&site, count, arguments, &why) != 0)
         slurm_error("jit-ckpt: task_exit: %s", why.text);
-    else
-        slurm_info("jit-ckpt: job %s: jit-srun is dead with its node; asking for a requeue as the owner",
-                   orphan.job);
+    else if (snprintf(orphan.program, sizeof(orphan.program), "%s/../orphan", site.shim_dir) >=
+                 (int)sizeof(orphan.program) ||
+             spank_getenv(sp, "SLURM_JOB_NODELIST", orphan.nodes, sizeof(orphan.nodes)) != ESPANK_SUCCESS ||
+             spank_get_item(sp, S_JOB_UID, &orphan.uid) != ESPANK_SUCCESS ||
+             spank_get_item(sp, S_JOB_GID, &orphan.gid) != ESPANK_SUCCESS ||
+             !name_of_job(sp, ended->job, orphan.job, sizeof(orphan.job)))
+        slurm_error("jit-ckpt: task_exit: cannot read the job's owner and nodes from Slurm");
+    else if (jit_orphan_start(&orphan, &why) != 0)
+        slurm_info("jit-ckpt: task_exit: %s",
+                   why.text); /* for the node's log: nothing is wrong with the job */
 }
 
 int jit_remote_task_exit(spank_t sp, int count, char *arguments[])
@@ -176,9 +192,8 @@ int jit_remote_task_exit(spank_t sp, int count, char *arguments[])
         spank_get_item(sp, S_TASK_EXIT_STATUS, &ended.status) != ESPANK_SUCCESS)
         jit_why_set(&why, "cannot read the task's end from Slurm");
     else {
-        if (ended.step != SLURM_BATCH_SCRIPT && WIFEXITED(ended.status) &&
-            WEXITSTATUS(ended.status) == JIT_EXIT_ORPHANED)
-            see_to_orphan(sp, ended.job, text, count, arguments);
+        if (ended.step != SLURM_BATCH_SCRIPT && ended.status != 0)
+            see_to_orphan(sp, &ended, text, count, arguments);
         if (jit_spool_note(JIT_SPOOL, &ended, &why) == 0)
             return 0;
     }

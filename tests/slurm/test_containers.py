@@ -21,7 +21,7 @@ def test_a_node_lost_under_ranks_in_a_container(cluster: Cluster, out: Path) -> 
 
 
 def test_the_batch_host_lost_under_ranks_in_a_container(cluster: Cluster, out: Path) -> None:
-    """jit-srun dies with its node and no rank can call Slurm: the plugin on the rank's node does it, as the owner."""
+    """jit-srun dies with its node and no rank can call Slurm: the plugin on the rank's node does, as the owner."""
     run = submit(cluster, small("container.sbatch", out), "--pause=0.2")
     run.wait_minibatch(5)
     host = cluster.job(run.job)["BatchHost"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,3 +131,17 @@ def _told(path: Path) -> list[str]:
     """
     text = re.sub(r"(StepId=|STEP )\d+\.\d+|\d\d:\d\d:\d\d", "", path.read_text())
     return sorted(set(text.splitlines()))
+
+
+def test_the_batch_host_lost_under_what_is_no_training(cluster: Cluster, out: Path) -> None:
+    """Slurm would let the job run on without its script: when a task elsewhere fails, the job comes back."""
+    once = "[ -z $SLURM_RESTART_COUNT ] || exec echo again\n"
+    run = submit(cluster, out, nodes=2, batch="#!/bin/bash\n" + once + "srun sh -c 'sleep 15; exit 3'\nsleep 600\n")
+    cluster.wait_state(run.job, "RUNNING", 60)
+    run.wait(lambda: "srun" in cluster.on("head", "squeue", "-s", "-j", run.job, "-o", "%i srun").stdout, 30)
+    time.sleep(2)
+    host = cluster.job(run.job)["BatchHost"]
+    cluster.off(host)
+    assert run.end() == "COMPLETED", run.log
+    assert cluster.job(run.job)["ExcNodeList"] == host
+    assert "again" in run.log

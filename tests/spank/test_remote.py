@@ -29,19 +29,22 @@ def test_spool_is_roots(site: Site) -> None:
     assert all(len(line) == 4 and int(line[3]) > 1_600_000_000 for line in lines)
 
 
-def test_an_orphans_word_reaches_its_owners_job_only(site: Site) -> None:
-    """A task that says its jit-srun is dead, with another job's number in its environment: its own job comes back."""
+def test_what_a_failed_task_says_of_its_jit_srun(site: Site) -> None:
+    """A dead host, another job's number, programs of its own: looked into as the owner, and no job is touched."""
     other = site.cluster.sbatch("-H", script="#!/bin/bash\ntrue\n")
+    forged = f"SLURM_JOB_ID={other} SLURM_JOBID={other} SLURM_RESTART_COUNT=0 LD_PRELOAD=/x PYTHONPATH=/x PATH=/x"
     body = (
-        "#!/bin/bash\n[ -z $SLURM_RESTART_COUNT ] || exit 0\n"
-        f"export SLURM_RESTART_COUNT=0 PATH=/usr/bin LD_PRELOAD=/x PYTHONPATH=/x\n"
-        f"/usr/bin/srun -N1 -n2 env SLURM_JOB_ID={other} SLURM_JOBID={other} sh -c 'exit {contract.EXIT_ORPHANED}'\n"
-        "sleep 60\n"
+        f"#!/bin/bash\nexport JIT_CKPT_LAUNCHER=203.0.113.1:1:ab\n"
+        f"/usr/bin/srun -N1 -n2 /usr/bin/env {forged} /bin/sh -c 'exit 7'\n"
+        "sleep 3\nps -eo user:20,args | grep '[o]rphan import main'\n"
     )
     job = site.cluster.sbatch("--jit-ckpt=dir=user", "-N1", "-n2", "-o", "user.out", script=body, user=True)
     site.cluster.wait_state(job, "COMPLETED", 60)
-    assert site.cluster.job(job)["Restarts"] == "1"
-    assert site.cluster.job(other)["Restarts"] == "0"
+    (seen,) = [line.split() for line in (site.pfs / "user.out").read_text().splitlines() if "import main" in line]
+    assert seen[0] == "jituser"
+    assert job in seen
+    assert other not in seen
+    assert {site.cluster.job(name)["Restarts"] for name in (job, other)} == {"0"}
     assert set(site.cluster.nodes().values()) <= {"idle", "completing", "allocated", "mixed"}
     site.run("scancel", other)
 

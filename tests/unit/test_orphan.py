@@ -2,44 +2,96 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_plugin import orphan
 from slurm_plugin.contract import Options
+from slurm_plugin.orphan import Orphan, see_to
 from slurm_plugin.slurm_text import JobInfo, NodeInfo
 from tests.unit.fake_slurm import FakeSlurm
 
 REPO = Path(__file__).resolve().parents[2]
+ORPHAN = Orphan("7", 1, "10.0.0.1", "n1", Options("/x"))
 
 
-def cluster() -> FakeSlurm:
-    """Job 7 on a node that answers nobody, as nothing listens there."""
-    job = JobInfo("7", "RUNNING", nodes=("n1",), excluded=("n9",))
-    return FakeSlurm({"7": job, "8": job}, [NodeInfo("n1", "ALLOCATED", "", "127.0.0.1", 1)])
+class World:
+    """Job 7 in its second life on n1 to n3, where nobody answers; what `events` say happens at the looks."""
+
+    def __init__(self, *events: str, **fields: object) -> None:
+        job = JobInfo("7", "RUNNING", nodes=("n1", "n2", "n3"), restarts=1, excluded=("n9",))
+        nodes = [NodeInfo(n, "ALLOCATED", "", "127.0.0.1", 1) for n in job.nodes]
+        self.slurm = FakeSlurm({"7": replace(job, **fields)}, nodes)  # type: ignore[arg-type]
+        self.said: list[str] = []
+        self._events = itertools.chain(events, itertools.repeat(""))
+        self._now = itertools.count(0.0, 5.0)
+
+    def see_to(self) -> bool:
+        return see_to(
+            self.slurm,
+            ORPHAN,
+            self.said.append,
+            responds=self._responds,
+            clock=lambda: next(self._now),
+            sleep=lambda _: None,
+        )
+
+    def _responds(self, host: str, port: int) -> bool:
+        assert host == "10.0.0.1"
+        event, job = next(self._events), self.slurm.jobs["7"]
+        if event == "taken out":
+            self.slurm.jobs["7"] = replace(job, nodes=job.nodes[1:])
+        elif event == "given up":
+            self.slurm.known["n1"] = replace(self.slurm.known["n1"], state="ALLOCATED*")
+        elif event == "requeued":
+            self.slurm.jobs["7"] = replace(job, state="PENDING", restarts=2)
+        return event == "answers"
 
 
-def test_it_comes_back_without_the_nodes_that_are_dead() -> None:
-    """What the ranks saw is not known here: the nodes are asked."""
-    fake = cluster()
-    assert orphan.see_to(fake, "7", 0, Options("/x"))
-    assert fake.done == [("requeue", "7"), ("update", "7", "now+3", ("n9", "n1"))]
+@pytest.mark.parametrize("event", ["taken out", "given up"])
+def test_it_comes_back_once_slurm_has_lost_the_node_too(event: str) -> None:
+    """Without that node, and without the others that do not answer."""
+    world = World("", "", event)
+    assert world.see_to()
+    (what, _), (_, _, start, away) = world.slurm.done
+    assert (what, start) == ("requeue", "now+3")
+    assert away[:2] == ("n9", "n1")
+    assert {"n2", "n3"} <= set(away)
+    assert "jit-srun is dead with n1" in world.said[0]
 
 
-def test_a_job_that_is_running_again_is_left_alone() -> None:
-    """The count that the rank's step began with is an older one."""
-    fake = cluster()
-    fake.requeue("7")
-    fake.done.clear()
-    assert orphan.see_to(fake, "7", 0, Options("/x"))
-    assert ("requeue", "7") not in fake.done
+@pytest.mark.parametrize("events", [["answers"], ["", "", "answers"], ["", "requeued", "given up"], []])
+def test_a_job_that_somebody_sees_to_is_left_alone(events: list[str]) -> None:
+    """jit-srun's node answers, now or again; a rank has requeued it; Slurm never loses the node."""
+    world = World(*events)
+    assert not world.see_to()
+    assert world.slurm.done == []
+
+
+@pytest.mark.parametrize("fields", [{"state": "CANCELLED"}, {"state": "PENDING"}, {"restarts": 2}, {"batch": False}])
+def test_a_job_that_needs_nobody_is_left_alone(fields: dict[str, object]) -> None:
+    """Cancelled, on its way, running again, or without a script."""
+    world = World("given up", **fields)
+    assert not world.see_to()
+    assert world.slurm.done == []
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["7"], ["7;reboot", "0", "dir=/x"], ["-h", "0", "dir=/x"], ["7", "x", "dir=/x"], ["7", "0", "evil=1"]]
+    "words",
+    [
+        [],
+        ["7"],
+        ["7;reboot", "0", "h", "n1", "dir=/x"],
+        ["-h", "0", "h", "n1", "dir=/x"],
+        ["7", "x", "h", "n1", "dir=/x"],
+        ["7", "0", "h", "n[", "dir=/x"],
+        ["7", "0", "h", "", "dir=/x"],
+        ["7", "0", "h", "n1", "evil=1"],
+    ],
 )
 def test_words_that_are_none_of_ours_end_it(words: list[str]) -> None:
     """A job may put anything into its environment: one line in the system's log, and nothing is done."""
