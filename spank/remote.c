@@ -173,8 +173,7 @@ static void see_to_orphan(spank_t sp, const struct jit_ended *ended, const char 
              !name_of_job(sp, ended->job, orphan.job, sizeof(orphan.job)))
         slurm_error("jit-ckpt: task_exit: cannot read the job's owner and nodes from Slurm");
     else if (jit_orphan_start(&orphan, &why) != 0)
-        slurm_info("jit-ckpt: task_exit: %s",
-                   why.text); /* for the node's log: nothing is wrong with the job */
+        slurm_info("jit-ckpt: task_exit: %s", why.text); /* the node's log: the job is not hurt */
 }
 
 int jit_remote_task_exit(spank_t sp, int count, char *arguments[])
