@@ -117,6 +117,15 @@ def test_the_controller_s_hook_works_on_when_slurmctld_kills_it(tmp_path: Path) 
         time.sleep(0.05)
 
 
+def test_orphan_gets_the_words_of_the_plugin(tmp_path: Path) -> None:
+    """They are a job's: whatever is in them is a word and nothing else."""
+    orphan = Installed(tmp_path, "orphan", "slurm_plugin.orphan")
+    orphan.main("print(sys.argv[1:], sys.flags.isolated); return 0")
+    words = ["7_3", "0", "-h $(touch pwned)", "n[1-2];reboot", "dir=/a b,keep=2"]
+    assert orphan.run(*words).stdout == f"{words} 1\n"
+    assert not (tmp_path / "pwned").exists()
+
+
 @needs_root
 @pytest.mark.parametrize("named", ["/nonexistent/python3", "/etc/passwd", "/", "python-of-nobody"])
 def test_no_interpreter_drains_nothing(tmp_path: Path, named: str) -> None:
