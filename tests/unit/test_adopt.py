@@ -90,6 +90,14 @@ def test_any_failure_of_ours_is_srun(bench: Bench, trouble: str) -> None:
     assert bench.line("plain") == "-n1 prog"
 
 
+@pytest.mark.parametrize("step", ["", "-5", "4294967291"])
+def test_a_batch_script_may_have_a_step_number(bench: Bench, step: str) -> None:
+    """As in Slurm 26.05: its srun is taken over all the same."""
+    bench.environ["SLURM_STEP_ID"] = step
+    assert bench.srun("prog", play={"0": {"events": [ATTACHED, STARTED], "code": 0}}).returncode == 0
+    assert bench.decisions() == ["done"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("SLURM_SPANK_JIT_CKPT", ""), ("SLURM_STEP_ID", "0"), ("JIT_CKPT_ATTEMPT", "0")]
 )
