@@ -127,9 +127,10 @@ def test_what_is_no_training_is_left_as_it_was(cluster: Cluster, out: Path) -> N
 def _told(path: Path) -> list[str]:
     """Return the different lines of an output, without numbers of steps and times; the order is that of the network.
 
+    On which node Slurm starts a task that fits on any is its own choice: that of the step before may not be free yet.
     A signal for a whole process group reaches srun twice, directly and through us, and it says so twice.
     """
-    text = re.sub(r"(StepId=|STEP )\d+\.\d+|\d\d:\d\d:\d\d", "", path.read_text())
+    text = re.sub(r"(StepId=|STEP )\d+\.\d+|\d\d:\d\d:\d\d(\.\d+)?|(?<=error: n)\d|(?<=ON n)\d", "", path.read_text())
     return sorted(set(text.splitlines()))
 
 
