@@ -58,8 +58,9 @@ def requeue_job(
     merged = fitting(slurm, job, away, log)
     change = tuple(merged) if merged != job.excluded else None
     without = f" without {','.join(merged)}" if merged else ""
+    start = "" if job.expedited else START  # a time of ours would only make it wait for Slurm's next look at the queue
     try:
-        ask(lambda: slurm.update(job_id, start_time=START, exclude=change))
+        ask(lambda: slurm.update(job_id, start_time=start, exclude=change))
     except SlurmError as error:
         log(f"job {job_id} goes back to the queue; it could not be told to start soon{without}: {error}")
         return True

@@ -14,7 +14,10 @@ from testbed.machine import slurm_version
 from tests.slurm.training import decisions, submit
 
 SINCE = (25, 11)
-DELAY = 100.0  # seconds that Slurm would let a requeued job wait, and more: 121
+SELDOM = (
+    "SchedulerParameters=sched_interval=600,bf_interval=600"  # so that what waits for a pass over the queue waits long
+)
+DELAY = 60.0  # seconds; Slurm would let a requeued job wait for 121, and then for such a pass
 FAIL = "sleep 1; exit 3"
 
 
@@ -26,7 +29,7 @@ def expediting() -> Iterator[Cluster]:
         pytest.skip(f"Slurm {version} has no expedited requeue: it came with 25.11")
     name = f"expedite-{os.getpid()}"
     epilog = Cluster(name).pfs / "epilog"
-    conf = ("SlurmctldParameters=enable_expedited_requeue", f"Epilog={epilog}")
+    conf = ("SlurmctldParameters=enable_expedited_requeue", f"Epilog={epilog}", SELDOM)
     with Cluster(name, nodes=4, plugin=True, controller_hook=False, conf=conf, site="expedite = on\n") as up:
         epilog.write_text(f"#!/bin/sh\n[ ! -e {up.pfs}/sick-$(uname -n) ]\n")
         epilog.chmod(0o755)
@@ -76,7 +79,7 @@ def test_who_asks(cluster: Cluster) -> None:
 
 
 def test_a_training_comes_back_at_once(cluster: Cluster, out: Path) -> None:
-    """A job that jit-srun puts back into the queue runs again without Slurm's delay, and without a controller hook."""
+    """A job that jit-srun puts back into the queue waits neither for Slurm's delay nor for its next look at the queue."""
     run = submit(cluster, out, "kill:backward:1:12", options="relaunch=off")
     run.wait(lambda: decisions(run) == ["requeue"], 90)
     runs_again(cluster, run.job)

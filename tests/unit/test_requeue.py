@@ -33,6 +33,13 @@ def test_the_job_goes_back_soon_and_keeps_away_from_bad_nodes() -> None:
     assert said == ["job 7 goes back to the queue without n9,n2"]
 
 
+def test_an_expedited_job_is_given_no_time() -> None:
+    """Slurm lets it start at once; only its nodes are told."""
+    fake = slurm(expedited=True)
+    assert ask(fake)[0]
+    assert fake.done == [("requeue", "7"), ("update", "7", "", ("n9", "n2"))]
+
+
 @pytest.mark.parametrize("state", ["CANCELLED", "DEADLINE"])
 def test_a_cancelled_job_is_left_alone(state: str) -> None:
     """Nobody brings it back."""
