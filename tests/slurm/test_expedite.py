@@ -79,7 +79,7 @@ def test_who_asks(cluster: Cluster) -> None:
 
 
 def test_a_training_comes_back_at_once(cluster: Cluster, out: Path) -> None:
-    """A job that jit-srun puts back into the queue waits neither for Slurm's delay nor for its next look at the queue."""
+    """A job that jit-srun puts back into the queue waits neither for Slurm's delay nor for its next pass."""
     run = submit(cluster, out, "kill:backward:1:12", options="relaunch=off")
     run.wait(lambda: decisions(run) == ["requeue"], 90)
     runs_again(cluster, run.job)
@@ -98,12 +98,15 @@ def test_a_lost_node_does_not_end_the_job(cluster: Cluster) -> None:
 
 
 def test_a_job_that_lost_all_its_nodes_comes_back(cluster: Cluster) -> None:
-    """On other nodes, without Slurm's delay."""
+    """On other nodes, without Slurm's delay, and before a job that came later."""
     job = cluster.sbatch("--jit-ckpt", "-N2", script="#!/bin/bash\nsleep 300\n")
     cluster.wait_state(job, "RUNNING", 30)
     for node in ("n1", "n2"):
         cluster.on("head", "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    wait_for("EXPEDITING", lambda: cluster.job(job)["JobState"] == "EXPEDITING", 30)
+    later = cluster.sbatch("-N2", script="#!/bin/bash\nsleep 300\n")  # it makes Slurm look at the queue, too
     assert runs_again(cluster, job)["NodeList"] == "n[3-4]"
+    assert cluster.job(later)["JobState"] == "PENDING"
 
 
 def test_a_script_that_fails(cluster: Cluster) -> None:
