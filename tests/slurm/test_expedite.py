@@ -14,10 +14,7 @@ from testbed.machine import slurm_version
 from tests.slurm.training import decisions, submit
 
 SINCE = (25, 11)
-SELDOM = (
-    "SchedulerParameters=sched_interval=600,bf_interval=600"  # so that what waits for a pass over the queue waits long
-)
-DELAY = 60.0  # seconds; Slurm would let a requeued job wait for 121, and then for such a pass
+DELAY = 60.0  # seconds; Slurm would let a requeued job wait for 121
 FAIL = "sleep 1; exit 3"
 
 
@@ -29,7 +26,7 @@ def expediting() -> Iterator[Cluster]:
         pytest.skip(f"Slurm {version} has no expedited requeue: it came with 25.11")
     name = f"expedite-{os.getpid()}"
     epilog = Cluster(name).pfs / "epilog"
-    conf = ("SlurmctldParameters=enable_expedited_requeue", f"Epilog={epilog}", SELDOM)
+    conf = ("SlurmctldParameters=enable_expedited_requeue", f"Epilog={epilog}")
     with Cluster(name, nodes=4, plugin=True, controller_hook=False, conf=conf, site="expedite = on\n") as up:
         epilog.write_text(f"#!/bin/sh\n[ ! -e {up.pfs}/sick-$(uname -n) ]\n")
         epilog.chmod(0o755)
@@ -79,7 +76,7 @@ def test_who_asks(cluster: Cluster) -> None:
 
 
 def test_a_training_comes_back_at_once(cluster: Cluster, out: Path) -> None:
-    """A job that jit-srun puts back into the queue waits neither for Slurm's delay nor for its next pass."""
+    """A job that jit-srun puts back into the queue runs again without Slurm's delay, and without a controller hook."""
     run = submit(cluster, out, "kill:backward:1:12", options="relaunch=off")
     run.wait(lambda: decisions(run) == ["requeue"], 90)
     runs_again(cluster, run.job)
@@ -104,7 +101,7 @@ def test_a_job_that_lost_all_its_nodes_comes_back(cluster: Cluster) -> None:
     for node in ("n1", "n2"):
         cluster.on("head", "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     wait_for("EXPEDITING", lambda: cluster.job(job)["JobState"] == "EXPEDITING", 30)
-    later = cluster.sbatch("-N2", script="#!/bin/bash\nsleep 300\n")  # it makes Slurm look at the queue, too
+    later = cluster.sbatch("-N2", script="#!/bin/bash\nsleep 300\n")
     assert runs_again(cluster, job)["NodeList"] == "n[3-4]"
     assert cluster.job(later)["JobState"] == "PENDING"
 
