@@ -101,7 +101,7 @@ def test_a_job_that_lost_all_its_nodes_comes_back(cluster: Cluster) -> None:
     for node in ("n1", "n2"):
         cluster.on("head", "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     wait_for("EXPEDITING", lambda: cluster.job(job)["JobState"] == "EXPEDITING", 30)
-    later = cluster.sbatch("-N2", script="#!/bin/bash\nsleep 300\n")
+    later = cluster.sbatch("-N2", "--exclusive", script="#!/bin/bash\nsleep 300\n")
     assert runs_again(cluster, job)["NodeList"] == "n[3-4]"
     assert cluster.job(later)["JobState"] == "PENDING"
 
