@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from slurm_plugin import arguments, contract, notice, relaunch, trainings
+from slurm_plugin import arguments, contract, notice, outage, relaunch, trainings
 from slurm_plugin.allocation import find_site, job_name
 from slurm_plugin.arguments import Request
 from slurm_plugin.hold import Hold
@@ -70,8 +70,9 @@ def _prepare(words: Sequence[str], environ: Mapping[str, str]) -> Adoption | int
     request = arguments.parse(words, environ, aside)
     size = aside > 0 and not arguments.parse(words, environ).nodes
     known_by = trainings.fingerprint(words, os.getcwd(), environ)
-    name, held = trainings.claim(known, job, known_by, restarts, bool(environ.get(contract.ENV_AGAIN)))
-    if trainings.is_over(known, name):
+    over = trainings.over(known, restarts, lambda ended: outage.forgot(open_slurm(), say, job, ended))
+    name, held = trainings.claim(known, job, known_by, restarts, over)
+    if name in over:
         return trainings.leave_over(Journal(options.dir, name, say), restarts)
     line = arguments.as_spoken(request, size, lost, relaunch.VARIABLES)
     return Adoption(line, request, size, options, known_by, name, held)

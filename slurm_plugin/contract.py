@@ -24,9 +24,6 @@ ENV_UNASKED: Final = "JIT_CKPT_UNASKED"
 # The user's own layer between the site's defaults and the command line of sbatch, salloc and srun: "off", or values.
 ENV_WISHES: Final = "SBATCH_JIT_CKPT"
 
-# Set by the user in a batch script: a training that ended well in an earlier life of the job is done once more.
-ENV_AGAIN: Final = "JIT_CKPT_AGAIN"
-
 # Set by jit-srun for the ranks of one launch.
 ENV_ATTEMPT: Final = "JIT_CKPT_ATTEMPT"  # number of this launch in the job's life, from 0
 ENV_LAUNCHER: Final = "JIT_CKPT_LAUNCHER"  # "host:port:key", where notices to jit-srun go

@@ -58,3 +58,18 @@ def ask(
             log(text)
         refused = None if away else now if refused is None else refused
         sleep(PAUSE)
+
+
+def forgot(slurm: Slurm, log: Callable[[str], None], job: str, ended: float) -> bool:
+    """Say whether slurmctld may have lost that a job has ended: it was started after that, and put the job back then.
+
+    Killed within seconds of a change, it starts with an older state.
+
+    Args:
+        ended: seconds since the epoch.
+    """
+    try:
+        booted = ask(slurm, slurm.booted, log)
+        return ended < booted <= ask(slurm, lambda: slurm.job(job), log).submitted
+    except SlurmError:
+        return False

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from slurm_plugin import arguments, contract, hold, notice, outage, outcomes, trainings
@@ -79,10 +80,10 @@ def _start(words: Sequence[str], text: str, signals: Signals) -> int:
     options = contract.in_job(options, site.job)
     known_by = trainings.fingerprint(words, os.getcwd(), os.environ)
     known = trainings.find(options.dir, site.job)
-    again = bool(os.environ.get(contract.ENV_AGAIN))
-    name, _hold = trainings.claim(known, site.job, known_by, site.restarts, again)
+    over = trainings.over(known, site.restarts, partial(outage.forgot, slurm, say, site.job))
+    name, _hold = trainings.claim(known, site.job, known_by, site.restarts, over)
     journal = Journal(options.dir, name, say)
-    if trainings.is_over(known, name):
+    if name in over:
         return trainings.leave_over(journal, site.restarts)
     return Relauncher(slurm, site, options, journal, signals, known_by).run()
 

@@ -19,6 +19,7 @@ from slurm_plugin.slurm_text import (
     JobInfo,
     NodeInfo,
     SlurmError,
+    parse_boot,
     parse_job,
     parse_nodes,
     parse_partition,
@@ -46,6 +47,9 @@ class Slurm(Protocol):
 
     def answers(self) -> bool:
         """Say whether slurmctld answers at all; never raises."""
+
+    def booted(self) -> float:
+        """Say when slurmctld was started, in seconds since the epoch."""
 
     def job(self, job_id: str) -> JobInfo:
         """Look a job up."""
@@ -96,6 +100,10 @@ class ScontrolSlurm:
         except SlurmError:
             return False
         return True
+
+    def booted(self) -> float:
+        """See Slurm.booted."""
+        return parse_boot(self._ask("scontrol", "show", "config"))
 
     def job(self, job_id: str) -> JobInfo:
         """Look a job up; see Slurm.job."""

@@ -39,6 +39,10 @@ class PyslurmSlurm:
             return False
         return True
 
+    def booted(self) -> float:
+        """See Slurm.booted; pyslurm's versions have no common way to ask."""
+        raise SlurmError("pyslurm cannot tell when slurmctld was started")
+
     def job(self, job_id: str) -> JobInfo:
         """See Slurm.job."""
         with _Asking(f"look up job {job_id}"):
@@ -151,6 +155,7 @@ def _info(job: Any) -> JobInfo:
         array_task="" if job.array_task_id is None else str(job.array_task_id),
         partition=job.partition or "",
         width=int(job.num_nodes or 0),
+        submitted=float(job.submit_time or 0),
         held=str(getattr(job, "state_reason", "")).replace(" ", "_").startswith(HELD),
     )
 

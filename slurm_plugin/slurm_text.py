@@ -44,6 +44,7 @@ class JobInfo:
         excluded: nodes it may not use.
         preempted: Slurm has asked it to make room.
         end: seconds since the epoch when its time is over; 0.0 without a limit.
+        submitted: seconds since the epoch when it came into the queue, the last time.
         batch, may_requeue: it has a batch script; Slurm may put it back into the queue.
         array_job, array_task: "" outside arrays.
         held: Slurm holds it because it could not be launched on its nodes.
@@ -68,6 +69,7 @@ class JobInfo:
     width: int = 0
     expedited: bool = False
     held: bool = False
+    submitted: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def parse_job(text: str) -> JobInfo:
         width=_number(first.get("NumNodes", "").partition("-")[0]),
         expedited=first.get("ExpeditedRequeue") == "Yes",
         held=first.get("Reason", "").startswith(HELD),
+        submitted=_when(first.get("SubmitTime")),
     )
 
 
@@ -166,6 +169,12 @@ def parse_port(text: str) -> int:
     """Read slurmd's port from `scontrol show config`."""
     found = re.search(r"^SlurmdPort\s*=\s*(\d+)", text, re.MULTILINE)
     return int(found.group(1)) if found else SLURMD_PORT
+
+
+def parse_boot(text: str) -> float:
+    """Read when slurmctld was started from `scontrol show config`; 0.0 when it does not say."""
+    found = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
+    return _when(found.group(1)) if found else 0.0
 
 
 def parse_step_of(text: str, pid: int) -> str:

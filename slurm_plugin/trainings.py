@@ -7,8 +7,9 @@ Rule 1: in one life of the job (between two ways through the queue) no directory
 Rule 2: a later life finds the directory by the command line and the folder; among those by the environment. Where
     words change from life to life (a port, an address), the one it resembles most counts if it was interrupted.
 Rule 3: when in doubt the training begins anew: a lost checkpoint costs time, a wrong one the result.
-Rule 4: a training that ended well is not done once more when its job comes back: Slurm may have lost the job's end
-    with slurmctld, or another part of the script failed. Whoever wants it again says so, and gets a new directory.
+Rule 4: a training that ended well is passed over in the next life of the job where another one of the script was not
+    finished, or where slurmctld, killed before it had written the job's end down, has started the job again. Where
+    the job is put back on purpose (a script that requeues itself, say) it begins anew, in a new directory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -56,6 +57,8 @@ class Training:
         known_by: None for one that an older version noted without it.
         restarts: the life of the job in which it was started last.
         ended: "done" when it ended well, "stop" when it failed for good, "" when it was interrupted.
+        when: it ended well, in seconds since the epoch.
+        resumed: it was taken up again in a later life of the job.
         nodes: where its last launch ran.
         lost: nodes that stopped answering in that life.
     """
@@ -66,6 +69,8 @@ class Training:
     ended: str
     nodes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    when: float = 0.0
+    resumed: bool = False
 
 
 def fingerprint(words: Sequence[str], folder: str, environ: Mapping[str, str]) -> Fingerprint:
@@ -91,15 +96,15 @@ def find(root: str, job: str) -> list[Training]:
 
 
 def candidates(
-    known: Sequence[Training], job: str, now: Fingerprint, restarts: int, again: bool = False
+    known: Sequence[Training], job: str, now: Fingerprint, restarts: int, passed: Collection[str] = ()
 ) -> Iterator[str]:
     """Name the directories that may belong to this srun, the likeliest first; the last ones are new.
 
     Args:
-        again: what ended well is to be done once more, in a new directory.
+        passed: of those that ended well the ones that are passed over; the others are nobody's any more.
     """
     free = [t for t in known if t.restarts < restarts or _again(t, now)]
-    free = [t for t in free if not (again and t.ended == "done")]
+    free = [t for t in free if t.ended != "done" or t.name in passed]
     same = [t for t in free if _same(t, now)]
     if same:
         telling = _telling([t for t in known if _same(t, now)])
@@ -119,26 +124,34 @@ def candidates(
 
 
 def claim(
-    known: Sequence[Training], job: str, now: Fingerprint, restarts: int, again: bool = False
+    known: Sequence[Training], job: str, now: Fingerprint, restarts: int, passed: Collection[str] = ()
 ) -> tuple[str, Hold]:
     """Return the name of this training's directory, and the hold on it that lasts until it is released."""
-    for name in candidates(known, job, now, restarts, again):
+    for name in candidates(known, job, now, restarts, passed):
         if (held := hold.take(job, name)) is not None:
             return name, held
     raise AssertionError("there is no end of new names")
 
 
-def is_over(known: Sequence[Training], name: str) -> bool:
-    """Say whether the directory that an srun was given is that of a training which ended well in an earlier life."""
-    return any(t.name == name and t.ended == "done" and t.known_by is not None for t in known)
+def over(known: Sequence[Training], restarts: int, forgotten: Callable[[float], bool]) -> frozenset[str]:
+    """Name the directories of the trainings that are passed over in this life of the job; see Rule 4.
+
+    Args:
+        forgotten: says whether Slurm has lost that the job ended, which was after this time. Asked only in doubt.
+    """
+    earlier = [t for t in known if t.restarts < restarts]
+    last = [t for t in earlier if t.restarts == max(e.restarts for e in earlier)]
+    done = [t for t in last if t.ended == "done" and t.known_by is not None]
+    # The unfinished one may have been taken up already, by an srun beside this one.
+    unfinished = any(t.ended != "done" for t in last) or any(t.resumed and t.restarts == restarts for t in known)
+    if not done or not (unfinished or forgotten(max(t.when for t in done))):
+        return frozenset()
+    return frozenset(t.name for t in done)
 
 
 def leave_over(found: Journal, restarts: int) -> int:
     """Note and tell that a training which is over is not done once more; return its exit code."""
-    why = (
-        f"this training ended well before the job came back and is not done again; {contract.ENV_AGAIN}=1 in the "
-        f"script, or removing {found.directory}, trains it anew"
-    )
+    why = f"this training ended well before the job came back; it is trained anew only without {found.directory}"
     found.append("decision", found.next_attempt() - 1, action="done", restarts=restarts, reason=why)
     say(f"done: {why}")
     return 0
@@ -156,14 +169,16 @@ def for_ranks(environ: dict[str, str], attempt: int, launcher: str, training: st
 def _read(name: str, entries: Sequence[Mapping[str, Any]]) -> Training | None:
     known_by: Fingerprint | None = None
     nodes: tuple[str, ...] = ()
-    restarts, ended = -1, ""
+    restarts, ended, when, lives = -1, "", 0.0, set[int]()
     for entry in entries:
         if entry.get("entry") == "launch":
             known_by = _fingerprint_of(entry) or known_by
             restarts = entry["restarts"] if isinstance(entry.get("restarts"), int) else 0
+            lives.add(restarts)
             ended, nodes = "", tuple(str(n) for n in entry.get("nodes") or ())
         elif entry.get("entry") == "outcome" and entry.get("code") == 0:
             ended = "done"  # also when nobody lived to decide it
+            when = float(entry["time"]) if isinstance(entry.get("time"), (int, float)) else 0.0
         elif entry.get("entry") == "decision" and entry.get("action") in ("done", "stop"):
             ended = str(entry["action"])
             if isinstance(entry.get("restarts"), int):  # a later life has seen that it is over
@@ -172,7 +187,7 @@ def _read(name: str, entries: Sequence[Mapping[str, Any]]) -> Training | None:
         return None
     here = (o for o in outcomes.read(entries) if o.restarts == restarts)
     lost = tuple(dict.fromkeys(n for o in here for n in o.unreachable))
-    return Training(name, known_by, restarts, ended, nodes, lost)
+    return Training(name, known_by, restarts, ended, nodes, lost, when, resumed=len(lives) > 1)
 
 
 def _fingerprint_of(entry: Mapping[str, Any]) -> Fingerprint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,26 @@ def test_slurmctld_forgets_that_the_job_has_ended(cluster: Cluster, out: Path) -
     assert (run.rows(0), run.finals()) == (rows, finals)
     assert decisions(run) == ["done", "done"]
     assert "ended well before the job came back" in run.log
+
+
+PIECES = """#!/bin/bash
+jit-srun {srun} {shape} {program} || exit
+if [ -z "$SLURM_RESTART_COUNT" ]; then
+    scontrol requeue $SLURM_JOB_ID
+    sleep 60
+fi
+"""
+
+
+def test_a_script_that_requeues_itself_is_no_lost_end(cluster: Cluster, reference: Training, out: Path) -> None:
+    """Its training ended well and begins anew, in a directory of its own."""
+    run = submit(cluster, out, nodes=3, batch=PIECES)
+    assert run.end() == "COMPLETED", run.log
+    assert cluster.job(run.job)["Restarts"] == "1"
+    assert_equal(run, reference)
+    assert run.replayed() == len(run.rows(0)) // 2
+    second = replace(run, job=f"{run.job}.2")
+    assert (decisions(run), decisions(second)) == (["done"], ["done"])
 
 
 @pytest.mark.parametrize("end", ["scancel", "requeue"])

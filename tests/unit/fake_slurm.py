@@ -23,9 +23,14 @@ class FakeSlurm:
         self.done: list[tuple[object, ...]] = []
         self.refuse = 0
         self.partitions: dict[str, tuple[str, ...]] = {}
+        self.boot = 0.0
 
     def answers(self) -> bool:
         return self.refuse == 0
+
+    def booted(self) -> float:
+        self._answer()
+        return self.boot
 
     def job(self, job_id: str) -> JobInfo:
         self._answer()

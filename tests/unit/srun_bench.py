@@ -40,7 +40,7 @@ echo "$*" >> {here}/asked
 case "$*" in
 "show job 7") cat {here}/job ;;
 "requeue 7") kill -TERM $PPID ;;
-"show config") echo "SlurmdPort = {port}" ;;
+"show config") echo "SlurmdPort = {port}"; cat {here}/boot 2>/dev/null || : ;;
 "show node "*) for n in n1 n2 n3; do echo "NodeName=$n Arch=x"; echo "   NodeAddr=127.0.0.1 Port={port}"; done ;;
 esac
 """
@@ -48,6 +48,7 @@ esac
 JOB = """JobId=7 JobName=x
    JobState={state} Reason=None Dependency=(null)
    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   SubmitTime=2090-01-01T00:00:00
    StartTime=2026-01-01T00:00:00 EndTime=Unknown Deadline=N/A
    ReqNodeList=(null) ExcNodeList=n9
    NodeList=n[1-3]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_plugin.outage import OUTAGE, ask
+from slurm_plugin.outage import OUTAGE, ask, forgot
 from slurm_plugin.slurm_text import JobInfo, SlurmError
 from tests.unit.fake_slurm import FakeSlurm
 
@@ -69,3 +69,17 @@ def test_the_time_of_an_outage_does_not_count_as_refused() -> None:
 
     asking.at_each = fate
     assert asking.ask("8", refusals=10.0).state == "PENDING"
+
+
+@pytest.mark.parametrize(
+    ("boot", "submitted", "lost"),
+    [(11.0, 12.0, True), (11.0, 11.0, True), (9.0, 12.0, False), (11.0, 10.5, False), (0.0, 12.0, False)],
+)
+def test_slurm_forgets_by_being_started_between_the_end_and_the_return(
+    boot: float, submitted: float, lost: bool
+) -> None:
+    """A slurmctld that has run all the time, or was started while the job waited, has put it back on purpose."""
+    slurm = FakeSlurm({"7": JobInfo("7", "RUNNING", submitted=submitted)}, [])
+    slurm.boot = boot
+    assert forgot(slurm, print, "7", 10.0) == lost
+    assert not forgot(slurm, print, "8", 10.0), "what cannot be asked is not assumed"

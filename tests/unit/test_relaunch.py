@@ -125,14 +125,32 @@ def test_two_trainings_of_a_script_are_kept_apart(bench: Bench) -> None:
     bench.run("-N2", "prog", "b")
     assert bench.decisions("7") == ["relaunch", "done"]
     assert bench.decisions("7.2") == ["done"]
+
+
+@pytest.mark.parametrize(("boot", "again"), [("2089-12-31T23:59:59", False), ("2090-01-01T00:00:01", True), ("", True)])
+def test_what_ended_well_is_passed_over_when_slurmctld_forgot_it(bench: Bench, boot: str, again: bool) -> None:
+    """It was started after that end and before it put the job back; one that is put back on purpose trains again."""
+    bench.run("-N2", "prog", "a")
+    bench.run("-N2", "prog", "b")
+    (bench.here / "srun-0").unlink()
+    (bench.here / "boot").write_text(f"BOOT_TIME               = {boot}\n")
+    bench.environ["SLURM_RESTART_COUNT"] = "1"
+    said = bench.run("-N2", "prog", "b")[1]
+    assert ("ended well before the job came back" in said) == (not again)
+    assert (bench.here / "srun-0").exists() == again
+    assert bench.decisions("7.2") == ["done"] * (1 if again else 2)
+
+
+def test_what_ended_well_is_passed_over_on_the_way_to_what_did_not(bench: Bench) -> None:
+    """The second training of a script puts the job back; the first one is not trained twice for that."""
+    bench.run("-N2", "prog", "a")
+    bench.run("prog", "b", play={"0": {"events": [STARTED, fault("death", 1, away=True)], "save": 4, "code": 83}})
     bench.environ["SLURM_RESTART_COUNT"] = "1"
     (bench.here / "srun-0").unlink()
-    assert "ended well before the job came back and is not done again" in bench.run("-N2", "prog", "b")[1]
-    assert bench.decisions("7.2") == ["done", "done"]
+    assert "ended well before the job came back" in bench.run("-N2", "prog", "a")[1]
     assert not (bench.here / "srun-0").exists()
-    bench.environ["JIT_CKPT_AGAIN"] = "1"
-    bench.run("-N2", "prog", "b")
-    assert bench.decisions("7.3") == ["done"]
+    assert bench.run("prog", "b")[0] == 0
+    assert bench.decisions("7.2") == ["requeue", "done"]
 
 
 def test_output_files_of_srun_are_kept_over_a_relaunch(bench: Bench) -> None:

@@ -17,6 +17,11 @@ from tests.door_contract import DoorContract, World
 from tests.unit.fake_slurm import FakeSlurm
 
 
+def written(when: float) -> str:
+    """Write a time as Slurm does."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when))
+
+
 class Scontrol:
     """Answers commands as Slurm's own would, from the state of a fake."""
 
@@ -34,7 +39,8 @@ class Scontrol:
                     f"PartitionName={name}\n   AllowGroups=ALL\n   Nodes={','.join(self.fake.partition_nodes(name))}\n"
                 )
             case ["scontrol", "show", "config"]:
-                return "SlurmctldPort           = 6817\nSlurmdPort              = 6818\n"
+                boot = f"BOOT_TIME               = {written(self.fake.booted())}\n"
+                return f"{boot}SlurmctldPort           = 6817\nSlurmdPort              = 6818\n"
             case ["scontrol", "show", "step", _]:
                 steps = [f"StepId=1.{s} UserId=0\n   SrunHost:Pid=n1:{p}" for p, s in self.fake.steps.items()]
                 return "StepId=1.batch UserId=0\n   SrunHost:Pid=(null):0\n\n" + "\n\n".join(steps)
@@ -73,6 +79,7 @@ class Scontrol:
             f"   JobState={job.state} Reason=None Dependency=(null)\n"
             f"   Requeue={int(job.may_requeue)} Restarts={job.restarts} BatchFlag={int(job.batch)} Reboot=0\n"
             f"   RunTime=00:01:00 TimeLimit=01:00:00 TimeMin=N/A\n{preempted}"
+            f"   SubmitTime={written(job.submitted)}\n"
             "   StartTime=2026-01-01T00:00:00 EndTime=2026-01-01T01:00:00 Deadline=N/A\n"
             f"   ReqNodeList=(null) ExcNodeList={','.join(job.excluded) or '(null)'}\n"
             f"   NodeList={','.join(job.nodes) or '(null)'}\n   BatchHost={job.batch_host or '(null)'}\n"
@@ -104,6 +111,7 @@ def pyslurm(fake: FakeSlurm) -> Any:
                 excluded_nodes=",".join(info.excluded) or None,
                 preempt_time=1 if info.preempted else None,
                 end_time=info.end or None,
+                submit_time=info.submitted or None,
                 is_batch_job=info.batch,
                 is_requeueable=info.may_requeue,
                 array_id=int(info.array_job) if info.array_job else None,
@@ -158,10 +166,12 @@ def fake_cluster() -> FakeSlurm:
     """Build a small cluster: a running job, a task of an array, three nodes, a step."""
     end = time.mktime(time.strptime("2026-01-01T01:00:00", "%Y-%m-%dT%H:%M:%S"))
     running = JobInfo("7", "RUNNING", nodes=("n1", "n2"), batch_host="n1", excluded=("n9",), end=end, restarts=2)
-    running = replace(running, partition="main", width=2)
+    running = replace(running, partition="main", width=2, submitted=end - 7200)
     task = JobInfo("101", "RUNNING", nodes=("n3",), batch_host="n3", end=end, array_job="100", array_task="5")
     nodes = [NodeInfo("n1", "MIXED", "", "10.0.0.1", 6818), NodeInfo("n2", "DOWN*", "no word", "10.0.0.2", 7000)]
-    return FakeSlurm({"7": running, "100_5": task}, nodes, steps={4242: "3"})
+    fake = FakeSlurm({"7": running, "100_5": task}, nodes, steps={4242: "3"})
+    fake.boot = end - 9000
+    return fake
 
 
 class Contract(DoorContract):
@@ -180,7 +190,7 @@ class Contract(DoorContract):
     @pytest.fixture
     def world(self, fake: FakeSlurm) -> World:
         """The jobs and nodes of the contract, added to the fake's own."""
-        fake.jobs["5"] = JobInfo("5", "RUNNING", nodes=("n3", "n4"), batch_host="n3")
+        fake.jobs["5"] = JobInfo("5", "RUNNING", nodes=("n3", "n4"), batch_host="n3", submitted=fake.boot + 1)
         fake.jobs["6"] = JobInfo("6", "PENDING")
         for name in ("n3", "n4", "n5"):
             fake.known[name] = NodeInfo(name, "IDLE" if name == "n5" else "ALLOCATED", "", name, 6818)

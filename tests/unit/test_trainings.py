@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from slurm_plugin import contract
 from slurm_plugin.journal import Journal
-from slurm_plugin.trainings import Fingerprint, Training, candidates, find, fingerprint, is_over, leave_over
+from slurm_plugin.trainings import Fingerprint, Training, candidates, find, fingerprint, leave_over, over
 
 A, B = ("python", "train.py", "--config=a"), ("python", "train.py", "--config=b")
 
@@ -23,7 +24,8 @@ def known(name: str, command: tuple[str, ...], restarts: int = 0, ended: str = "
 
 def first(begun: list[Training], command: tuple[str, ...], restarts: int, folder: str = "/home", **environ: str) -> str:
     """The directory that an srun would get first."""
-    return next(candidates(begun, "7", Fingerprint(command, folder, environ), restarts))
+    passed = over(begun, restarts, lambda ended: False)
+    return next(candidates(begun, "7", Fingerprint(command, folder, environ), restarts, passed))
 
 
 def test_the_first_one_has_the_jobs_name() -> None:
@@ -95,33 +97,54 @@ def test_journals_of_before_are_taken_up() -> None:
     assert first([Training("7", None, 0, "")], A, 1) == "7"
 
 
-def test_what_ended_well_is_over() -> None:
-    """In a later life it is not done again, but what only resembles it, was interrupted or is not known for sure is."""
-    done = [known("7", A, ended="done"), known("7.2", B, ended="stop"), Training("7.3", None, 0, "done")]
-    assert [is_over(done, name) for name in ("7", "7.2", "7.3", "7.4")] == [True, False, False, False]
-    assert not is_over(done, first(done, A, 1, SEED="2"))
-    assert is_over(done, first(done, A, 1))
+def test_what_ended_well_is_passed_over_for_what_did_not() -> None:
+    """In the next life, also when the unfinished one was taken up before; what is not known for sure is done again."""
+    done, unsure = known("7", A, ended="done"), Training("7.3", None, 0, "done")
+    for unfinished in (known("7.2", B), known("7.2", B, ended="stop"), replace(known("7.2", B, 1), resumed=True)):
+        assert over([done, unfinished, unsure], 1, never) == {"7"}
+    assert over([done, known("7.2", B, 1)], 1, lambda ended: False) == set(), "this life's own second training"
 
 
-def test_what_is_over_can_be_done_anew() -> None:
-    """In a directory of its own, which the next life finds again."""
-    done = known("7", A, ended="done")
-    anew = Fingerprint(A, "/home")
-    assert next(candidates([done], "7", anew, 1, again=True)) == "7.2"
-    assert next(candidates([done, known("7.2", A, restarts=1)], "7", anew, 2, again=True)) == "7.2"
+def never(ended: float) -> bool:
+    """Nobody is asked where there is no doubt."""
+    raise AssertionError(ended)
+
+
+def test_what_ended_well_is_passed_over_when_slurm_forgot() -> None:
+    """Asked for the last good end; put back on purpose it begins anew, and in its own life nobody asks."""
+    done = [replace(known("7", A, ended="done"), when=5.0), replace(known("7.2", B, ended="done"), when=9.0)]
+    assert over(done, 1, lambda ended: ended == 9.0) == {"7", "7.2"}
+    assert over(done, 1, lambda ended: False) == set()
+    assert over(done, 0, never) == set()
+    assert over([], 0, never) == set()
+
+
+def test_a_script_that_requeues_itself_to_train_in_pieces() -> None:
+    """Each piece has its directory; one that is interrupted is taken up, and the pieces before are history."""
+    pieces = [known("7", A, 0, "done"), known("7.2", A, 1, "done")]
+    assert first(pieces, A, 2) == "7.3"
+    assert first([*pieces, known("7.3", A, 2)], A, 3) == "7.3"
 
 
 def test_one_that_is_over_leaves_the_next_equal_one_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A loop over nothing: the first is over, the second was interrupted, and each is seen once in a life."""
     mine = Fingerprint(A, "/home")
     launch = {"entry": "launch", "attempt": 0, "restarts": 0, "nodes": ["n1"], **mine.to_entry()}
-    write(tmp_path, "7", launch, {"entry": "outcome", "attempt": 0, "code": 0})
+    write(tmp_path, "7", launch, {"entry": "outcome", "attempt": 0, "code": 0, "time": 12.5})
     write(tmp_path, "7.2", launch)
-    assert next(candidates(find(str(tmp_path), "7"), "7", mine, 1)) == "7"
+
+    def next_of(life: int) -> str:
+        begun = find(str(tmp_path), "7")
+        return next(candidates(begun, "7", mine, life, over(begun, life, never)))
+
+    assert [t.when for t in find(str(tmp_path), "7")] == [12.5, 0.0]
+    assert next_of(1) == "7"
     assert leave_over(Journal(str(tmp_path), "7", print), 1) == 0
-    assert "not done again; JIT_CKPT_AGAIN=1" in capfd.readouterr().err
-    assert next(candidates(find(str(tmp_path), "7"), "7", mine, 1)) == "7.2"
-    assert next(candidates(find(str(tmp_path), "7"), "7", mine, 2)) == "7"
+    assert "ended well before the job came back" in capfd.readouterr().err
+    assert next_of(1) == "7.2"
+    write(tmp_path, "7.2", {**launch, "attempt": 1, "restarts": 1})
+    assert [t.resumed for t in find(str(tmp_path), "7")] == [False, True]
+    assert next_of(2) == "7"
 
 
 def test_passing_variables_do_not_count() -> None:
@@ -134,8 +157,9 @@ def test_passing_variables_do_not_count() -> None:
 
 def write(root: Path, name: str, *entries: dict[str, Any]) -> None:
     """A journal."""
-    (root / name).mkdir()
-    (root / name / contract.JOURNAL).write_text("".join(json.dumps(e) + "\n" for e in entries))
+    (root / name).mkdir(exist_ok=True)
+    with open(root / name / contract.JOURNAL, "a", encoding="utf-8") as journal:
+        journal.writelines(json.dumps(e) + "\n" for e in entries)
 
 
 def test_journals_are_read(tmp_path: Path) -> None:
@@ -158,7 +182,7 @@ def test_journals_are_read(tmp_path: Path) -> None:
     (tmp_path / "7.3").mkdir()
     assert find(str(tmp_path), "7") == [
         Training("7", mine, 0, "", ("n1",)),
-        Training("7.2", mine, 1, "", ("n2", "n3"), ("n3",)),
+        Training("7.2", mine, 1, "", ("n2", "n3"), ("n3",), resumed=True),
         Training("7.10", None, 0, "done", ("n1",)),
     ]
     assert find(str(tmp_path / "nowhere"), "7") == []
