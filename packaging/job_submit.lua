@@ -14,6 +14,9 @@ local function spare_nodes(job)
                 return "jit-ckpt: spares needs a number of nodes: ask for those that the ranks need with --nodes"
             end
             local nodes = job.min_nodes
+            if job.script ~= nil and job.num_tasks ~= nil and job.num_tasks < UNSET then
+                job.environment["JIT_CKPT_TASKS"] = tostring(job.num_tasks) -- 24.11 tells the script the sum below
+            end
             for _, counted in ipairs({ "num_tasks", "min_cpus" }) do -- of all nodes; the spare ones have theirs too
                 local count = job[counted]
                 if count ~= nil and count < UNSET and count % nodes == 0 then

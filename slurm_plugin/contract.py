@@ -24,6 +24,9 @@ ENV_UNASKED: Final = "JIT_CKPT_UNASKED"
 # The user's own layer between the site's defaults and the command line of sbatch, salloc and srun: "off", or values.
 ENV_WISHES: Final = "SBATCH_JIT_CKPT"
 
+# Set by packaging/job_submit.lua for the batch script: the tasks that the user asked for, without the spare nodes'.
+ENV_TASKS: Final = "JIT_CKPT_TASKS"
+
 # Set by jit-srun for the ranks of one launch.
 ENV_ATTEMPT: Final = "JIT_CKPT_ATTEMPT"  # number of this launch in the job's life, from 0
 ENV_LAUNCHER: Final = "JIT_CKPT_LAUNCHER"  # "host:port:key", where notices to jit-srun go

@@ -17,6 +17,7 @@ from slurm_plugin.slurm_text import SlurmError
 
 OUTAGE: Final = 3600.0  # seconds; an upgrade of slurmctld with a large database takes minutes
 PAUSE: Final = 1.0  # seconds between two tries
+SLACK: Final = 5.0  # seconds by which the clocks of two hosts may differ; Slurm tells its times in whole ones
 
 T = TypeVar("T")
 
@@ -70,6 +71,6 @@ def forgot(slurm: Slurm, log: Callable[[str], None], job: str, ended: float) -> 
     """
     try:
         booted = ask(slurm, slurm.booted, log)
-        return ended < booted <= ask(slurm, lambda: slurm.job(job), log).submitted
+        return ended - SLACK < booted <= ask(slurm, lambda: slurm.job(job), log).submitted
     except SlurmError:
         return False

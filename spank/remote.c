@@ -77,7 +77,8 @@ static void set_count(spank_t sp, const char *const names[], unsigned long count
 }
 
 /* What the script and its srun take for the job's size is the size without the spare nodes. Where the site
- * added them, the count of tasks is that of the ranks; where the user did, it is that of all nodes. */
+ * added them, it noted the count of the ranks, and Slurm's own count is that or (24.11) the one of all nodes;
+ * where the user did, it is that of all nodes. */
 static void keep_aside(spank_t sp, unsigned long spares, bool site_added)
 {
     static const char *const sizes[] = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES", NULL};
@@ -89,6 +90,8 @@ static void keep_aside(spank_t sp, unsigned long spares, bool site_added)
     set_count(sp, sizes, nodes - spares);
     if (!site_added)
         set_count(sp, counts, tasks / nodes * (nodes - spares));
+    else if (count_of(sp, JIT_ENV_TASKS) > 0)
+        set_count(sp, counts, count_of(sp, JIT_ENV_TASKS));
 }
 
 int jit_remote_post_opt(spank_t sp, int count, char *arguments[])

@@ -25,6 +25,9 @@ class RemoteDoor:
     def __init__(self, cluster: Cluster, kind: str) -> None:
         self._cluster, self._kind = cluster, kind
 
+    def booted(self) -> float:
+        return float(self._ask("booted"))
+
     def job(self, job_id: str) -> JobInfo:
         return JobInfo(**_tuples(self._ask("job", job_id)))
 

@@ -45,7 +45,7 @@ def test_spare_nodes_come_on_top(site: Cluster, given: list[str], held: int, ran
     assert len(lines(out, "nodes")) == held
     assert len(lines(out, "ranks")) == ranks, Path(f"{out}.log").read_text()
     assert len(set(lines(out, "ranks"))) == held - 1
-    assert sorted(lines(out, "real")) == sorted(lines(out, "ranks"))
+    assert (len(lines(out, "real")), len(set(lines(out, "real")))) == (ranks, held - 1), "srun itself takes any of them"
     assert lines(out, "sizes")[:2] == [str(held - 1)] * 2
     assert lines(out, "sizes")[2:] in ([str(ranks)], [])
 

@@ -211,7 +211,8 @@ def test_down_leaves_nothing(small: Cluster) -> None:
 def test_interrupted_up_is_cleaned(number: signal.Signals, after: str) -> None:
     """`up` interrupted at any point leaves nothing; killed outright, the next `down` removes what it left."""
     name = f"bed4-{os.getpid()}"
-    command = [sys.executable, "-m", "testbed", "--name", name]
+    # Where the tests run in a shell's background, Ctrl-C is ignored, and what they start inherits that.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "testbed", "--name", name]
     repo = Path(__file__).parents[2]
     up = subprocess.Popen([*command, "up", "--nodes", "2"], cwd=repo, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     seen = {

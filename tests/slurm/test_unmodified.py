@@ -84,8 +84,8 @@ def test_two_trainings_at_the_same_time(cluster: Cluster, out: Path) -> None:
 
 PLAIN = {
     "every node": "srun hostname",
-    "exit code": "srun -n1 sh -c 'exit 7'",
-    "killed task": "srun -n1 sh -c 'kill -9 $$'",
+    "exit code": "srun -N1 -n1 -w $(hostname) sh -c 'exit 7'",
+    "killed task": "srun -N1 -n1 -w $(hostname) sh -c 'kill -9 $$'",
     "pipeline": "printf 'b\\na\\n' | srun -N1 -n1 cat | sort",
     "no input": "srun -n1 -N1 cat </dev/null",
     "input from a file": "srun -N1 -n1 wc -l < $0",

@@ -73,7 +73,14 @@ def test_the_time_of_an_outage_does_not_count_as_refused() -> None:
 
 @pytest.mark.parametrize(
     ("boot", "submitted", "lost"),
-    [(11.0, 12.0, True), (11.0, 11.0, True), (9.0, 12.0, False), (11.0, 10.5, False), (0.0, 12.0, False)],
+    [
+        (11.0, 12.0, True),
+        (11.0, 11.0, True),
+        (9.0, 12.0, True),
+        (4.0, 12.0, False),
+        (11.0, 10.5, False),
+        (0.0, 12.0, False),
+    ],
 )
 def test_slurm_forgets_by_being_started_between_the_end_and_the_return(
     boot: float, submitted: float, lost: bool
