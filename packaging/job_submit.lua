@@ -2,7 +2,7 @@
 -- the job gets K more. Slurm reads it as job_submit.lua beside slurm.conf, with JobSubmitPlugins=lua; a site that has
 -- such a file already copies `spare_nodes` into its own and calls it. Then /etc/jit-ckpt.conf says adds-spares = on.
 
-local UNSET = 4294967294 -- NO_VAL: the user has not said it
+local UNSET, UNSET_16 = 4294967294, 65534 -- NO_VAL, NO_VAL16: the user has not said it
 
 -- Nothing here may refuse a job: whatever looks odd leaves it as it is.
 local function spare_nodes(job)
@@ -14,8 +14,12 @@ local function spare_nodes(job)
                 return "jit-ckpt: spares needs a number of nodes: ask for those that the ranks need with --nodes"
             end
             local nodes = job.min_nodes
-            if job.script ~= nil and job.num_tasks ~= nil and job.num_tasks < UNSET then
-                job.environment["JIT_CKPT_TASKS"] = tostring(job.num_tasks) -- 24.11 tells the script the sum below
+            local tasks, per_node = job.num_tasks, job.ntasks_per_node
+            if (tasks == nil or tasks >= UNSET) and per_node ~= nil and per_node < UNSET_16 then
+                tasks = nodes * per_node
+            end
+            if job.script ~= nil and tasks ~= nil and tasks < UNSET then
+                job.environment["JIT_CKPT_TASKS"] = tostring(tasks) -- 24.11 tells the script the tasks of all nodes
             end
             for _, counted in ipairs({ "num_tasks", "min_cpus" }) do -- of all nodes; the spare ones have theirs too
                 local count = job[counted]

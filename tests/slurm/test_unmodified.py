@@ -91,7 +91,7 @@ PLAIN = {
     "input from a file": "srun -N1 -n1 wc -l < $0",
     "side by side": "srun -N1 -n1 --exact echo x & srun -N1 -n1 --exact echo x & wait",
     "both outputs": "srun -N1 -n1 sh -c 'echo out; echo err >&2'",
-    "no such program": "srun -N1 -n1 /nonexistent",
+    "no such program": "srun -N1 -n1 -w $(hostname) /nonexistent",
     "bad option": "srun --no-such-option hostname",
     "version": "srun --version",
     "environment": "srun -N1 -n1 --export=NONE,X=1 sh -c 'echo $X $HOME $PATH'",
