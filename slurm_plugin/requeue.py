@@ -9,7 +9,7 @@ Rule 2: nodes that the job already stays away from stay excluded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from slurm_plugin import outage
@@ -134,12 +134,16 @@ def bring_back(
     return True
 
 
-def fitting(slurm: Slurm, job: JobInfo, away: Iterable[str], log: Callable[[str], None]) -> tuple[str, ...]:
+def fitting(slurm: Slurm, job: JobInfo, away: Collection[str], log: Callable[[str], None]) -> tuple[str, ...]:
     """Return the nodes that the job shall stay away from: those of before and `away`, if that leaves it enough.
 
-    With too few left Slurm would hold the job for ever (BadConstraints). Nodes that are dead it avoids by itself.
+    With too few left, or without one that the user named, Slurm would hold the job for ever (BadConstraints). Nodes
+    that are dead it avoids by itself.
     """
-    merged = tuple(dict.fromkeys([*job.excluded, *away]))
+    named = [n for n in away if n in job.required]
+    if named:
+        log(f"the job asks for {','.join(named)} by name, which therefore cannot be excluded")
+    merged = tuple(dict.fromkeys([*job.excluded, *(n for n in away if n not in named)]))
     try:
         nodes = slurm.partition_nodes(job.partition) if job.partition and job.width else ()
     except SlurmError:

@@ -147,6 +147,7 @@ def _info(job: Any) -> JobInfo:
         nodes=expand(job.allocated_nodes or ""),
         batch_host=job.batch_host or "",
         excluded=expand(job.excluded_nodes or ""),
+        required=expand(job.required_nodes or ""),
         preempted=bool(job.preempt_time),
         end=float(job.end_time or 0),
         batch=bool(job.is_batch_job),

@@ -41,7 +41,7 @@ class JobInfo:
         completing: the job is on its way out of the nodes.
         restarts: how often it went back to the queue.
         nodes: its nodes in Slurm's order; lost ones are gone from it once Slurm has noticed.
-        excluded: nodes it may not use.
+        excluded: nodes it may not use; required: nodes it must have.
         preempted: Slurm has asked it to make room.
         end: seconds since the epoch when its time is over; 0.0 without a limit.
         submitted: seconds since the epoch when it came into the queue, the last time.
@@ -59,6 +59,7 @@ class JobInfo:
     nodes: tuple[str, ...] = ()
     batch_host: str = ""
     excluded: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
     preempted: bool = False
     end: float = 0.0
     batch: bool = True
@@ -111,6 +112,7 @@ def parse_job(text: str) -> JobInfo:
         nodes=expand(first.get("NodeList", "")),
         batch_host=_value(first.get("BatchHost")),
         excluded=expand(first.get("ExcNodeList", "")),
+        required=expand(first.get("ReqNodeList", "")),
         preempted=_value(first.get("PreemptTime")) != "",
         end=_when(first.get("EndTime")),
         batch=first.get("BatchFlag", "1") != "0",

@@ -77,6 +77,15 @@ def test_without_slurm_it_gives_up_at_its_deadline() -> None:
     assert said[-1] == "job 7 cannot be requeued: slurmctld does not answer"
 
 
+def test_a_node_that_the_user_named_is_not_excluded() -> None:
+    """`sbatch -w n2`: Slurm would hold the job for ever; it waits until n2 is well."""
+    fake = slurm(required=("n1", "n2"))
+    done, said = ask(fake)
+    assert done
+    assert fake.done == [("requeue", "7"), ("update", "7", "now+3", None)]
+    assert said[0] == "the job asks for n2 by name, which therefore cannot be excluded"
+
+
 def test_a_job_is_never_left_too_few_nodes() -> None:
     """Slurm would hold it for ever without a word; then the bad node is not excluded, and that is said."""
     fake = slurm(partition="main", width=3)

@@ -81,7 +81,7 @@ class Scontrol:
             f"   RunTime=00:01:00 TimeLimit=01:00:00 TimeMin=N/A\n{preempted}"
             f"   SubmitTime={written(job.submitted)}\n"
             "   StartTime=2026-01-01T00:00:00 EndTime=2026-01-01T01:00:00 Deadline=N/A\n"
-            f"   ReqNodeList=(null) ExcNodeList={','.join(job.excluded) or '(null)'}\n"
+            f"   ReqNodeList={','.join(job.required) or '(null)'} ExcNodeList={','.join(job.excluded) or '(null)'}\n"
             f"   NodeList={','.join(job.nodes) or '(null)'}\n   BatchHost={job.batch_host or '(null)'}\n"
             f"   Partition={job.partition} AllocNode:Sid=head:1\n   NumNodes={job.width}-9 NumCPUs=2\n"
             "   Command=/bin/x NodeList=evil\n"
@@ -109,6 +109,7 @@ def pyslurm(fake: FakeSlurm) -> Any:
                 allocated_nodes=",".join(info.nodes) or None,
                 batch_host=info.batch_host or None,
                 excluded_nodes=",".join(info.excluded) or None,
+                required_nodes=",".join(info.required) or None,
                 preempt_time=1 if info.preempted else None,
                 end_time=info.end or None,
                 submit_time=info.submitted or None,
@@ -166,7 +167,7 @@ def fake_cluster() -> FakeSlurm:
     """Build a small cluster: a running job, a task of an array, three nodes, a step."""
     end = time.mktime(time.strptime("2026-01-01T01:00:00", "%Y-%m-%dT%H:%M:%S"))
     running = JobInfo("7", "RUNNING", nodes=("n1", "n2"), batch_host="n1", excluded=("n9",), end=end, restarts=2)
-    running = replace(running, partition="main", width=2, submitted=end - 7200)
+    running = replace(running, partition="main", width=2, submitted=end - 7200, required=("n1",))
     task = JobInfo("101", "RUNNING", nodes=("n3",), batch_host="n3", end=end, array_job="100", array_task="5")
     nodes = [NodeInfo("n1", "MIXED", "", "10.0.0.1", 6818), NodeInfo("n2", "DOWN*", "no word", "10.0.0.2", 7000)]
     fake = FakeSlurm({"7": running, "100_5": task}, nodes, steps={4242: "3"})
