@@ -1,6 +1,7 @@
 """jit-srun: start the ranks of a job, and start them again after a failure. The wiring of the cluster's side.
 
-    arguments -> Request   trainings -> its directory   launch -> Ended   outcomes -> Outcome   recovery -> Recovery
+    arguments -> Request   trainings -> its directory   standing -> nodes
+    launch -> Ended   outcomes -> Outcome   recovery -> Recovery
 
 Rule 1: without --jit-ckpt, outside a job, or where Slurm cannot be asked, jit-srun is srun.
 Rule 2: every decision is in the journal and on standard error before it is carried out.
@@ -24,10 +25,11 @@ from slurm_plugin.allocation import Site, find_site
 from slurm_plugin.journal import Checkpoint, Journal, JournalError, find_checkpoints, has_claim
 from slurm_plugin.launch import ENDING, Ended, Launch, Signals
 from slurm_plugin.outcomes import Outcome
-from slurm_plugin.recovery import Allocation, Case, Recovery, decide
+from slurm_plugin.recovery import Case, Recovery, decide
 from slurm_plugin.requeue import requeue_from_inside
 from slurm_plugin.slurm import Slurm, open_slurm
 from slurm_plugin.slurm_text import JobInfo, SlurmError
+from slurm_plugin.standing import Standing
 from slurm_plugin.told import names, say, told
 from slurm_plugin.trainings import Fingerprint
 
@@ -50,7 +52,6 @@ MASTER: Final = ("MASTER_ADDR", "MASTER_PORT")
 VARIABLES: Final = (contract.ENV_ATTEMPT, contract.ENV_LAUNCHER, contract.ENV_TRAINING)
 # What srun would read as the size of the step; jit-srun has said it on the command line.
 SIZES: Final = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
-FRESH: Final = 3.0  # seconds for which an answer of the nodes is good
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,15 +111,12 @@ class Relauncher:
         self._journal, self._signals = journal, signals
         self._known_by: Fingerprint | None = known_by
         self._master = master
-        self._asked: tuple[float, frozenset[str]] = (-FRESH, frozenset())
-        self._gone: set[str] = set()  # nodes that the ranks saw die; asking them again would cost a second
+        self._standing = Standing(slurm, site, options.dir, os.path.basename(journal.directory))
 
     def run(self) -> int:
         """Return the exit code of the training."""
         with self._turn():
-            free = [n for n in self._site.nodes if n in self._answering()]
-            idle = [n for n in free if n not in self._busy()]
-            nodes = (idle if len(idle) >= self._site.need else free)[: self._site.need]
+            nodes = self._standing.first()
             attempt = self.announce(nodes)
         return self.go_on(attempt, self._launch(attempt, nodes))
 
@@ -144,7 +142,7 @@ class Relauncher:
         """Note a launch that is about to begin; return its number."""
         attempt = self._journal.next_attempt()
         self._tell_unseen(attempt - 1)
-        spares = [n for n in self._site.nodes if n in self._answering() and n not in nodes]
+        spares = [n for n in self._site.nodes if n in self._standing.answering() and n not in nodes]
         known_by = self._known_by.to_entry() if self._known_by else {}
         self._known_by = None
         restarts = self._site.restarts
@@ -163,19 +161,13 @@ class Relauncher:
         """Keep the other trainings of this script from choosing the same nodes at the same time."""
         return hold.holding(self._site.job, "nodes", TURN)
 
-    def _busy(self) -> frozenset[str]:
-        """Return the nodes that other trainings of this script use now."""
-        own = os.path.basename(self._journal.directory)
-        others = (t for t in trainings.find(self._options.dir, self._site.job) if t.name != own and not t.ended)
-        return frozenset(n for t in others if hold.is_held(self._site.job, t.name) for n in t.nodes)
-
     def _launch(self, attempt: int, nodes: Sequence[str]) -> Ended:
         """Start the ranks and wait for their end; the journal has all of it."""
         if len(nodes) < self._site.need:
             return self._not_enough(attempt)
         spares = self._journal.entries[-1].get("spares")
         say(f"launch {attempt} on {names(nodes)}" + (f", spare: {names(spares)}" if spares else ""))
-        self._asked = (-FRESH, frozenset())
+        self._standing.ask_again()
         listener = notice.Listener()
         try:
             self._signals.take()  # what came between two launches is in the state of the job by now
@@ -214,11 +206,11 @@ class Relauncher:
 
     def reachable(self, nodes: Sequence[str]) -> bool:
         """Say whether all of these nodes answer."""
-        return self._answering() >= set(nodes)
+        return self._standing.answering() >= set(nodes)
 
     def _not_enough(self, attempt: int) -> Ended:
         """Note a launch that could not even begin as the death of the nodes that do not answer."""
-        gone = [n for n in self._site.nodes if n not in self._answering()]
+        gone = [n for n in self._site.nodes if n not in self._standing.answering()]
         ranks = list(range(len(gone)))
         detail = f"{self._site.need} nodes are needed and {len(self._site.nodes) - len(gone)} answer"
         fault = {"kind": "death", "ranks": ranks, "unreachable": ranks, "minibatch": -1, "detail": detail}
@@ -228,16 +220,10 @@ class Relauncher:
     def _decide(self, attempt: int, ended: Ended) -> tuple[Outcome, Recovery]:
         *history, outcome = (self._claimed(o) for o in outcomes.read(self._journal.entries) if o.attempt <= attempt)
         job = self._job()
-        nodes = job.nodes if job and job.nodes else self._site.nodes
-        busy = self._busy().difference(outcome.nodes)
-        kept = tuple(n for n in self._site.nodes if n in nodes and n not in busy)
-        if 2 * len(self._gone.intersection(outcome.nodes)) > len(outcome.nodes):
-            self._gone.clear()  # so many: this node may have been the one that was cut off, and they answer again
-            self._asked = (-FRESH, frozenset())
         case = Case(
             outcome=outcome,
             history=tuple(history),
-            allocation=Allocation(kept, self._answering(), self._site.need, self._drained()),
+            allocation=self._standing.allocation(job, outcome.nodes),
             options=self._options,
             job=job,
             checkpoint=self._checkpoint(),
@@ -266,27 +252,10 @@ class Relauncher:
             say(f"cannot ask Slurm about the job: {error}")
             return None
 
-    def _drained(self) -> frozenset[str]:
-        """Return the nodes on which Slurm would start no new job."""
-        try:
-            known = self._slurm.nodes(self._site.nodes)
-        except SlurmError:
-            return frozenset()  # unknown
-        return frozenset(name for name, node in known.items() if node.closed)
-
-    def _answering(self) -> frozenset[str]:
-        """Return the nodes that answer; asked once for what happens within a moment."""
-        asked, nodes = self._asked
-        if time.monotonic() - asked >= FRESH:
-            addresses = {n: a for n, a in self._site.addresses.items() if n not in self._gone}
-            nodes = notice.answering(addresses) if self._site.addresses else frozenset(self._site.nodes)
-            self._asked = (time.monotonic(), nodes)
-        return nodes
-
     def record(self, attempt: int, event: dict[str, Any]) -> None:
         """Note what a rank has said, and tell the user."""
         self._journal.append("notice", attempt, notice=event)
-        self._gone.update(outcomes.hear(Outcome(attempt), event).unreachable)
+        self._standing.lost(outcomes.hear(Outcome(attempt), event).unreachable)
         text = told(event)
         if text:
             say(text)
