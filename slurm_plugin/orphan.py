@@ -6,13 +6,13 @@ The SPANK plugin starts it on some nodes of a step with a task that failed, outs
 Slurm lets such a job run on without its script, on the nodes that are left, until its time is over.
 
 Rule 1: it runs as the job's owner and does what that one could do by hand: its arguments are the job's own words.
-Rule 2: while the node of jit-srun answers it does nothing, and asks Slurm nothing; nor before Slurm too has lost it.
-Rule 3: nobody waits for it, and every wait here has a deadline.
+Rule 2: while the node of jit-srun answers it does nothing; nor before Slurm too has lost it. Slurm is asked nothing
+    where slurmd's usual port answers; where it does not, it may be a firewall, and Slurm knows the port.
+Rule 3: nobody waits for it, and every wait here has a deadline. One for a job looks on a node, and only while it runs.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import syslog
@@ -21,13 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_plugin import contract, notice, outage
-from slurm_plugin.requeue import ENDED, bring_back
+from slurm_plugin import contract, hold, notice, outage
+from slurm_plugin.requeue import bring_back
 from slurm_plugin.slurm import JOB_ID, Slurm, check, open_slurm
-from slurm_plugin.slurm_text import ON_ITS_WAY, SLURMD_PORT, JobInfo, SlurmError, expand
+from slurm_plugin.slurm_text import SLURMD_PORT, JobInfo, SlurmError, expand
 
 DEADLINE: Final = 1800.0  # seconds for Slurm to notice that a node is dead: SlurmdTimeout, usually 300
 PAUSE: Final = 5.0  # seconds between two looks
+ALIVE: Final = frozenset(["RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "CONFIGURING"])
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,16 @@ class Orphan:
 
 def main() -> int:
     """Run as a program of the plugin's."""
-    os.closerange(3, 1024)  # slurmstepd's
     try:
         job, restarts, host, nodes, text = sys.argv[1:]
         if notice.responds(host, SLURMD_PORT):
             return 0
         options = contract.parse_options(text)
         orphan = Orphan(check(JOB_ID, job), int(restarts), host, expand(nodes)[0], options)
+        if (here := hold.take(orphan.job, "orphan")) is None:
+            return 0  # a script may start any number of steps
         see_to(open_slurm(), orphan, log)
+        here.release()
     except Exception as error:
         log(f"orphan: {error!r}")
         return 1
@@ -71,10 +74,15 @@ def see_to(
     Returns False when there was nothing to do.
     """
     begin = clock()
-    while clock() < begin + DEADLINE and not responds(orphan.host, SLURMD_PORT):
+    try:
+        node = outage.ask(slurm, lambda: slurm.node(orphan.node), log, clock=clock, sleep=sleep)
+    except SlurmError as error:
+        log(f"job {orphan.job}: {error}")
+        return False
+    while clock() < begin + DEADLINE and not responds(orphan.host, node.port):
         try:
             job = outage.ask(slurm, lambda: slurm.job(orphan.job), log, clock=clock, sleep=sleep)
-            if not job.batch or job.state in ENDED | ON_ITS_WAY or job.restarts > orphan.restarts:
+            if not job.batch or job.state not in ALIVE or job.restarts > orphan.restarts:
                 return False
             if job.state == "RUNNING" and is_lost(slurm, job, orphan.node):
                 log(f"job {orphan.job}: its jit-srun is dead with {orphan.node}, and nobody else has seen to it")
@@ -98,7 +106,7 @@ def see_to(
 
 def is_lost(slurm: Slurm, job: JobInfo, node: str) -> bool:
     """Say whether Slurm has lost a node of the job: taken it out, or given it up."""
-    return node not in job.nodes or slurm.node(node).sick
+    return node not in job.nodes or slurm.node(node).lost
 
 
 def silent(slurm: Slurm, job: JobInfo) -> tuple[str, ...]:

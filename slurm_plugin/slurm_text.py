@@ -14,6 +14,8 @@ from typing import Final
 
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SLURMD_PORT: Final = 6818  # Slurm's default
+MOST_NODES: Final = 1 << 17  # Slurm allows 65536; a list may be a user's word
+LONGEST_NUMBER: Final = 18  # digits
 # Keys whose value is the rest of the line.
 FREE_TEXT: Final = frozenset(
     (
@@ -86,12 +88,21 @@ class NodeInfo:
     @property
     def closed(self) -> bool:
         """Whether somebody, or Slurm, has taken it out of service."""
-        return bool(set(re.split(r"[^A-Z_]+", self.state)) & CLOSED)
+        return bool(self._flags & CLOSED)
+
+    @property
+    def lost(self) -> bool:
+        """Whether Slurm does not hear from it, or takes it for dead. What runs on a drained node runs on."""
+        return "DOWN" in self._flags or "*" in self.state or "NOT_RESPONDING" in self.state
 
     @property
     def sick(self) -> bool:
         """Whether Slurm itself would not start anything there now."""
-        return self.closed or "*" in self.state or "NOT_RESPONDING" in self.state
+        return self.closed or self.lost
+
+    @property
+    def _flags(self) -> set[str]:
+        return set(re.split(r"[^A-Z_]+", self.state))
 
 
 def parse_job(text: str) -> JobInfo:
@@ -195,7 +206,16 @@ def expand(nodes: str) -> tuple[str, ...]:
     """
     if nodes.strip() in NOTHING:
         return ()
-    return tuple(name for item in re.split(r",(?![^\[]*\])", nodes.strip()) for name in _expand_one(item))
+    names: list[str] = []
+    for item in re.split(r",(?![^\[]*\])", nodes.strip()):
+        names += _expand_one(item)
+        _limit(len(names))
+    return tuple(names)
+
+
+def _limit(count: int) -> None:
+    if count > MOST_NODES:
+        raise SlurmError(f"a node list of {count} nodes or more")
 
 
 def _expand_one(item: str) -> list[str]:
@@ -211,8 +231,12 @@ def _expand_one(item: str) -> list[str]:
         if not found or not closed:
             raise SlurmError(f"{item!r} is not a node list")
         low, high = found.group(1), found.group(2) or found.group(1)
+        if max(len(low), len(high)) > LONGEST_NUMBER:
+            raise SlurmError(f"{item[:200]!r} is not a node list")
+        _limit(len(numbers) + 1 + int(high) - int(low))
         numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
     tails = _expand_one("x" + tail) if tail else ["x"]
+    _limit(len(numbers) * len(tails))
     return [f"{head}{number}{end[1:]}" for number in numbers for end in tails]
 
 

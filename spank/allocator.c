@@ -34,6 +34,7 @@ static const char *const INHERITED[] = {
     JIT_ENV_ATTEMPT,
     JIT_ENV_LAUNCHER,
     JIT_ENV_TRAINING,
+    JIT_ENV_TASKS,
     "_SLURM_SPANK_OPTION_jit_ckpt_jit_ckpt",
     "SLURM_SPANK__SLURM_SPANK_OPTION_jit_ckpt_jit_ckpt",
 };

@@ -3,8 +3,9 @@
  * at once.
  *
  * Rule 1: it runs as the job's owner: all that it is told but the ids is the job's word. Rule 2: nobody waits
- * for it: setsid forks and ends at once. It has an environment of its own.
+ * for it: setsid forks and ends at once. Rule 3: it has an environment of its own and no file of ours.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -19,6 +20,25 @@
 
 #define SETSID  "/usr/bin/setsid"
 #define SETPRIV "/usr/bin/setpriv"
+
+/* Not all files of slurmstepd are closed on exec (seen on 22.05: a socket), and the owner can reach into a
+ * process of his own. posix_spawn does not mind a file that is closed already. */
+static int close_ours(posix_spawn_file_actions_t *files)
+{
+    DIR *list = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    int error = list == NULL ? errno : 0;
+
+    while (error == 0 && (entry = readdir(list)) != NULL) {
+        long file = strtol(entry->d_name, NULL, 10); /* 0 for the folder itself and its parent */
+
+        if (file > 2)
+            error = posix_spawn_file_actions_addclose(files, (int)file);
+    }
+    if (list != NULL)
+        (void)closedir(list);
+    return error;
+}
 
 /* slurmstepd blocks signals, which the program would inherit; its standard files are the task's. */
 static int start(pid_t *child, char *const line[], char *const environment[])
@@ -39,6 +59,8 @@ static int start(pid_t *child, char *const line[], char *const environment[])
         error = posix_spawnattr_setsigdefault(&attributes, &all);
     for (int file = 0; file <= 2 && error == 0; file++)
         error = posix_spawn_file_actions_addopen(&files, file, "/dev/null", O_RDWR, 0);
+    if (error == 0)
+        error = close_ours(&files);
     if (error == 0)
         error = posix_spawn(child, SETSID, &files, &attributes, line, environment);
     (void)posix_spawnattr_destroy(&attributes);

@@ -19,7 +19,10 @@ from testbed.cluster import Cluster
 from testbed.commands import wait_for
 
 SPANK = Path(__file__).resolve().parents[2] / "spank"
-FREE_OF_SLURM = ("keys.c", "options.c", "site.c", "directory.c", "arguments.c", "script.c", "settings.c", "spool.c")
+FREE_OF_SLURM = (
+    *("keys.c", "options.c", "site.c", "directory.c", "arguments.c", "script.c", "settings.c", "spool.c"),
+    "orphan.c",
+)
 TOPICS = ("other", "option", "no-kill", "requeue", "open-mode", "signal", "partition", "time", "wrap")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_plugin import hold
 from slurm_plugin.contract import Options
 from slurm_plugin.orphan import Orphan, see_to
 from slurm_plugin.slurm_text import JobInfo, NodeInfo
@@ -24,9 +26,10 @@ class World:
 
     def __init__(self, *events: str, **fields: object) -> None:
         job = JobInfo("7", "RUNNING", nodes=("n1", "n2", "n3"), restarts=1, excluded=("n9",))
-        nodes = [NodeInfo(n, "ALLOCATED", "", "127.0.0.1", 1) for n in job.nodes]
+        nodes = [NodeInfo(n, "ALLOCATED", "", "127.0.0.1", 1 if n != "n1" else 7000) for n in job.nodes]
         self.slurm = FakeSlurm({"7": replace(job, **fields)}, nodes)  # type: ignore[arg-type]
         self.said: list[str] = []
+        self.looks = 0
         self._events = itertools.chain(events, itertools.repeat(""))
         self._now = itertools.count(0.0, 5.0)
 
@@ -41,15 +44,24 @@ class World:
         )
 
     def _responds(self, host: str, port: int) -> bool:
-        assert host == "10.0.0.1"
+        assert (host, port) == ("10.0.0.1", 7000), "where Slurm says that the slurmd of this node listens"
+        self.looks += 1
         event, job = next(self._events), self.slurm.jobs["7"]
         if event == "taken out":
             self.slurm.jobs["7"] = replace(job, nodes=job.nodes[1:])
-        elif event == "given up":
-            self.slurm.known["n1"] = replace(self.slurm.known["n1"], state="ALLOCATED*")
+        elif event in ("given up", "drained"):
+            state = "ALLOCATED*" if event == "given up" else "ALLOCATED+DRAIN"
+            self.slurm.known["n1"] = replace(self.slurm.known["n1"], state=state)
         elif event == "requeued":
             self.slurm.jobs["7"] = replace(job, state="PENDING", restarts=2)
         return event == "answers"
+
+
+def orphan(words: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """Run the program as the plugin does."""
+    line = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(REPO)!r}); "]
+    line[-1] += "from slurm_plugin.orphan import main; sys.exit(main())"
+    return subprocess.run([*line, *words], env={"PATH": "/nonexistent"}, capture_output=True, timeout=30)
 
 
 @pytest.mark.parametrize("event", ["taken out", "given up"])
@@ -64,20 +76,47 @@ def test_it_comes_back_once_slurm_has_lost_the_node_too(event: str) -> None:
     assert "jit-srun is dead with n1" in world.said[0]
 
 
-@pytest.mark.parametrize("events", [["answers"], ["", "", "answers"], ["", "requeued", "given up"], []])
+@pytest.mark.parametrize("events", [["answers"], ["", "", "answers"], ["", "requeued", "given up"], ["drained"], []])
 def test_a_job_that_somebody_sees_to_is_left_alone(events: list[str]) -> None:
-    """jit-srun's node answers, now or again; a rank has requeued it; Slurm never loses the node."""
+    """jit-srun's node answers, now or again; a rank has requeued it; Slurm never loses the node, or has it drained."""
     world = World(*events)
     assert not world.see_to()
     assert world.slurm.done == []
 
 
-@pytest.mark.parametrize("fields", [{"state": "CANCELLED"}, {"state": "PENDING"}, {"restarts": 2}, {"batch": False}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"state": "CANCELLED"},
+        {"state": "PENDING"},
+        {"state": "COMPLETED"},
+        {"state": "FAILED"},
+        {"restarts": 2},
+        {"batch": False},
+    ],
+)
 def test_a_job_that_needs_nobody_is_left_alone(fields: dict[str, object]) -> None:
-    """Cancelled, on its way, running again, or without a script."""
+    """Cancelled, on its way, over, running again, or without a script: the first look is the last."""
     world = World("given up", **fields)
     assert not world.see_to()
+    assert (world.slurm.done, world.looks) == ([], 1)
+
+
+def test_a_job_that_is_suspended_may_still_be_an_orphan() -> None:
+    """It is looked at until it runs."""
+    world = World("given up", state="SUSPENDED")
+    assert not world.see_to()
+    assert world.looks > 9
     assert world.slurm.done == []
+
+
+def test_one_looks_after_a_job_on_a_node() -> None:
+    """A script that starts steps in a loop, and a host that never answers, make no crowd."""
+    job = str(os.getpid())
+    held = hold.take(job, "orphan")
+    assert held is not None
+    assert orphan([job, "0", "203.0.113.1", "n1", "dir=/x"]).returncode == 0
+    held.release()
 
 
 @pytest.mark.parametrize(
@@ -89,13 +128,12 @@ def test_a_job_that_needs_nobody_is_left_alone(fields: dict[str, object]) -> Non
         ["-h", "0", "h", "n1", "dir=/x"],
         ["7", "x", "h", "n1", "dir=/x"],
         ["7", "0", "h", "n[", "dir=/x"],
+        ["7", "0", "h", "n[1-99999999999]", "dir=/x"],
         ["7", "0", "h", "", "dir=/x"],
         ["7", "0", "h", "n1", "evil=1"],
     ],
 )
 def test_words_that_are_none_of_ours_end_it(words: list[str]) -> None:
     """A job may put anything into its environment: one line in the system's log, and nothing is done."""
-    line = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(REPO)!r}); "]
-    line[-1] += "from slurm_plugin.orphan import main; sys.exit(main())"
-    done = subprocess.run([*line, *words], env={"PATH": "/nonexistent"}, capture_output=True, timeout=30)
+    done = orphan(words)
     assert (done.returncode, done.stdout) == (1, b"")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_plugin.slurm_text import SlurmError, expand, parse_job, parse_nodes, parse_port, parse_step_of
+from slurm_plugin.slurm_text import NodeInfo, SlurmError, expand, parse_job, parse_nodes, parse_port, parse_step_of
 
 COMPLETING = """JobId=4 JobName=x
    JobState=COMPLETING Reason=None Dependency=(null)
@@ -79,6 +79,42 @@ def test_what_is_no_node_list_is_an_error(text: str) -> None:
     """Nothing is guessed."""
     with pytest.raises(SlurmError):
         expand(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[0-99999999999]",
+        "n[1-999999][1-999999]",
+        "r[1-400]n[1-400]",
+        ",".join(["n[1-99999]"] * 9),
+        f"n[1-{'9' * 5000}]",
+        f"n[{'0' * 99}1]",
+    ],
+)
+def test_a_list_of_more_nodes_than_slurm_allows_is_an_error(text: str) -> None:
+    """A user's word fills no memory."""
+    with pytest.raises(SlurmError):
+        expand(text)
+
+
+@pytest.mark.parametrize(
+    ("state", "lost", "sick"),
+    [
+        ("IDLE", False, False),
+        ("MIXED+DRAIN", False, True),
+        ("ALLOCATED+FAIL", False, True),
+        ("IDLE+POWERED_DOWN", False, False),
+        ("DOWN", True, True),
+        ("DOWN*+DRAIN", True, True),
+        ("ALLOCATED*", True, True),
+        ("ALLOCATED+NOT_RESPONDING", True, True),
+    ],
+)
+def test_a_drained_node_is_not_lost(state: str, lost: bool, sick: bool) -> None:
+    """Nothing new is started on it, and what runs there runs on."""
+    node = NodeInfo("n1", state, "", "n1", 6818)
+    assert (node.lost, node.sick) == (lost, sick)
 
 
 @given(st.text())

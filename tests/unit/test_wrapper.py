@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -149,6 +150,22 @@ def test_the_site_names_the_interpreter(tmp_path: Path, line: str) -> None:
     hook.main("print(sys.executable)")
     hook.conf.write_text(line.format(named) + "\n", encoding="utf-8")
     assert hook.run().stdout == f"{named}\n"
+
+
+@needs_root
+def test_the_site_names_the_interpreter_in_any_folder(tmp_path: Path) -> None:
+    """Also where whoever runs it is in a folder that is closed to him."""
+    with tempfile.TemporaryDirectory() as name:  # tmp_path is closed to others as a whole
+        folder = Path(name)
+        folder.chmod(0o755)
+        orphan = Installed(folder, "orphan", "slurm_plugin.orphan")
+        named = folder / "python3"
+        named.write_text("#!/bin/sh\necho named\n", encoding="utf-8")
+        named.chmod(0o755)
+        orphan.conf.write_text(f"python = {named}\n", encoding="utf-8")
+        nobody = {"user": 65534, "group": 65534, "extra_groups": ()}
+        done = subprocess.run([orphan.path], cwd=tmp_path, capture_output=True, timeout=20, **nobody)
+    assert (done.stdout, done.stderr) == (b"named\n", b"")
 
 
 @needs_root
