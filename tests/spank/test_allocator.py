@@ -128,7 +128,9 @@ def test_nested_sbatch(site: Site) -> None:
     """A job submitted from within has the option only if it asks, from the batch script and from a task alike."""
     inner = script(site, "inner.sh", f"{SHOW}; {SHOW_IN_STEP}; echo end")
     plain, again = f"sbatch -o {site.pfs}/nested-%s {inner}", f"sbatch --jit-ckpt=keep=9 -o {site.pfs}/nested-a {inner}"
-    site.job(f"export {contract.ENV_TASKS}=8\n{plain % 'b'}\nsrun -n1 {plain % 't'}\n{again}", "--jit-ckpt=keep=3", "-N1")
+    site.job(
+        f"export {contract.ENV_TASKS}=8\n{plain % 'b'}\nsrun -n1 {plain % 't'}\n{again}", "--jit-ckpt=keep=3", "-N1"
+    )
     batch, task, asking = (site.wait_text(site.pfs / f"nested-{name}", "end\n") for name in "bta")
     assert (batch, task) == ("end\n", "end\n")
     assert values(asking)[contract.ENV_OPTIONS] == f"dir={site.pfs}/jit-ckpt,keep=9"
