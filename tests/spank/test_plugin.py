@@ -70,6 +70,14 @@ def test_snippet_is_optional(installed: Path) -> None:
     assert snippet == "optional /usr/lib/jit-ckpt/jit_ckpt.so\n"
 
 
+def test_snippet_of_another_prefix(installed: Path, tmp_path: Path) -> None:
+    """Installed elsewhere, the line tells the plugin where our srun, and the site's file, are."""
+    elsewhere = ("LIBDIR=/opt/jit/lib", "PREFIX=/opt/jit", "SYSCONFDIR=/opt/etc")
+    call("make", "-C", str(SPANK), f"BUILD={installed}/build", f"DESTDIR={tmp_path}", *elsewhere, "install")
+    snippet = (tmp_path / "etc/slurm/plugstack.conf.d/jit-ckpt.conf").read_text()
+    assert snippet == "optional /opt/jit/lib/jit_ckpt.so shim-dir=/opt/jit/lib/jit-ckpt/bin conf=/opt/etc/jit-ckpt.conf\n"
+
+
 def test_small_files_and_format() -> None:
     """Files stay under 500 lines and as clang-format writes them."""
     sources = sorted([*SPANK.glob("*.c"), *SPANK.glob("*.h")])
