@@ -83,7 +83,7 @@ def test_as_a_user_types_it(cluster: Cluster, folder: Path) -> None:
     assert sorted(re.findall(r"^rank (\d) has done 80$", log, re.MULTILINE)) == ["0", "1", "2", "3"]
     checkpoints = folder / "ckpt" / job
     named = re.findall(r"`(jit-ckpt [^`]+)`", USE_IT)
-    assert {"jit-ckpt ls", "jit-ckpt show DIR", "jit-ckpt verify DIR"} <= set(named)
+    assert {"jit-ckpt ls DIR", "jit-ckpt show DIR", "jit-ckpt verify DIR"} <= set(named)
     for words in named:
         asked = words.replace("DIR", str(checkpoints)).split()
         shown = cluster.on("head", *asked, cwd=str(checkpoints)).stdout
