@@ -144,11 +144,15 @@ def test_an_upgrade_keeps_what_was_edited(
 def test_removal_hurts_nobody(installed: Machine, site: tuple[Machine, ...], deb: Path) -> None:
     """After `apt remove` jobs run without a word of ours and no node is drained, although slurm.conf still names us.
 
+    So does a folder of hooks, by a link.
     An installation later brings back what was edited, plugstack.conf's line too.
     """
     conf = installed.root / "etc/slurm/slurm.conf"
     before = conf.read_text(encoding="utf-8")
-    conf.write_text(f"{before}Prolog=/usr/lib/jit-ckpt/prolog\nEpilog=/usr/lib/jit-ckpt/epilog\n", encoding="utf-8")
+    link = installed.root / "etc/slurm/epilog.d/jit-ckpt"  # as INSTALL.md says where there are other hooks
+    link.parent.mkdir()
+    link.symlink_to("/usr/lib/jit-ckpt/epilog")
+    conf.write_text(f"{before}Prolog=/usr/lib/jit-ckpt/prolog\nEpilog=/etc/slurm/epilog.d/*\n", encoding="utf-8")
     installed.run("systemctl", "restart", "slurmd")
     installed.run("apt-get", "remove", "-y", "jit-ckpt", timeout=120)
     assert {name for name in CONFIGURATION if not (installed.root / name[1:]).exists()} == {LINE}
@@ -161,6 +165,7 @@ def test_removal_hurts_nobody(installed: Machine, site: tuple[Machine, ...], deb
     assert "--jit-ckpt" in installed.run("sbatch", "--help").stdout
     installed.run("apt-get", "remove", "-y", "jit-ckpt", timeout=120)
     conf.write_text(before, encoding="utf-8")
+    shutil.rmtree(link.parent)
     installed.run("systemctl", "restart", "slurmd")
 
 
