@@ -7,13 +7,13 @@ Rule 2: a finding says what is seen in plain words, and its advice says what to 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from slurm_plugin.findings import Finding
 from slurm_plugin.plugstack import LIBRARY
 from slurm_plugin.site import Site
+from slurm_plugin.slurm_text import when
 
 OLDEST: Final = (22, 5)  # the oldest Slurm that the plugin is tested with
 REQUEUE_DELAY: Final = (25, 11)  # the Slurm that brought requeue_delay and expedited requeue
@@ -220,9 +220,8 @@ def _expedited(config: Mapping[str, str], version: tuple[int, int]) -> Finding:
 def clock(config_text: str, now: float) -> Iterator[Finding]:
     """Compare the controller's clock, which heads `scontrol show config` in whole seconds, with this host's."""
     found = re.match(r"Configuration data as of (\S+)", config_text)
-    try:
-        theirs = time.mktime(time.strptime(found.group(1) if found else "", "%Y-%m-%dT%H:%M:%S"))
-    except (ValueError, OverflowError):
+    theirs = when(found.group(1) if found else "")
+    if not theirs:
         return
     yield skew("clock of the controller", theirs + 0.5 - now, 0.5)
 

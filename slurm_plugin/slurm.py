@@ -179,7 +179,7 @@ def run_command(command: Sequence[str], patience: float) -> str:
     words = " ".join(command)
     if program is None:
         raise SlurmError(f"{words}: {command[0]} is not installed here")
-    env = {**os.environ, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         done = subprocess.run(
             [program, *command[1:]],

@@ -125,7 +125,7 @@ def parse_job(text: str) -> JobInfo:
         excluded=expand(first.get("ExcNodeList", "")),
         required=expand(first.get("ReqNodeList", "")),
         preempted=_value(first.get("PreemptTime")) != "",
-        end=_when(first.get("EndTime")),
+        end=when(first.get("EndTime")),
         batch=first.get("BatchFlag", "1") != "0",
         may_requeue=first.get("Requeue", "1") != "0",
         array_job=_value(first.get("ArrayJobId")),
@@ -134,7 +134,7 @@ def parse_job(text: str) -> JobInfo:
         width=_number(first.get("NumNodes", "").partition("-")[0]),
         expedited=first.get("ExpeditedRequeue") == "Yes",
         held=first.get("Reason", "").startswith(HELD),
-        submitted=_when(first.get("SubmitTime")),
+        submitted=when(first.get("SubmitTime")),
     )
 
 
@@ -150,7 +150,7 @@ def _state(job: dict[str, str]) -> str:
         return "PREEMPTED"
     if job.get("Reason", "").split(" ")[0] == "TimeLimit":  # also at the end of a reservation
         return "TIMEOUT"
-    start, end, limit = _when(job.get("StartTime")), _when(job.get("EndTime")), _seconds(job.get("TimeLimit"))
+    start, end, limit = when(job.get("StartTime")), when(job.get("EndTime")), _seconds(job.get("TimeLimit"))
     if limit and _seconds(job.get("RunTime")) >= limit:
         return "TIMEOUT"
     # A requeued job's end is what it would be if it started now; a cancelled one's is when it was cancelled.
@@ -187,7 +187,7 @@ def parse_port(text: str) -> int:
 def parse_boot(text: str) -> float:
     """Read when slurmctld was started from `scontrol show config`; 0.0 when it does not say."""
     found = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
-    return _when(found.group(1)) if found else 0.0
+    return when(found.group(1)) if found else 0.0
 
 
 def parse_step_of(text: str, pid: int) -> str:
@@ -265,8 +265,10 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() else 0
 
 
-def _when(text: str | None) -> float:
-    """Read "2026-11-29T17:01:19", local time; 0.0 for none."""
+def when(text: str | None) -> float:
+    """Read seconds since the epoch, or "2026-11-29T17:01:19", which an hour of the year means twice; 0.0 for none."""
+    if _number(text):
+        return float(_number(text))
     try:
         return time.mktime(time.strptime(text or "", "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):

@@ -9,7 +9,8 @@ Rule 2: a later life finds the directory by the command line and the folder; amo
 Rule 3: when in doubt the training begins anew: a lost checkpoint costs time, a wrong one the result.
 Rule 4: a training that ended well is passed over in the next life of the job where another one of the script was not
     finished, or where slurmctld, killed before it had written the job's end down, has started the job again. Where
-    the job is put back on purpose (a script that requeues itself, say) it begins anew, in a new directory.
+    the job is put back on purpose (a script that requeues itself, say) it begins anew, in a new directory. So does a
+    program that trained nothing: what it left may be on nodes that the job no longer has.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Training:
         ended: "done" when it ended well, "stop" when it failed for good, "" when it was interrupted.
         when: it ended well, in seconds since the epoch.
         resumed: it was taken up again in a later life of the job.
+        trained: the launch that ended well has trained.
         nodes: where its last launch ran.
         lost: nodes that stopped answering in that life.
     """
@@ -71,6 +73,7 @@ class Training:
     lost: tuple[str, ...] = ()
     when: float = 0.0
     resumed: bool = False
+    trained: bool = False
 
 
 def fingerprint(words: Sequence[str], folder: str, environ: Mapping[str, str]) -> Fingerprint:
@@ -141,7 +144,7 @@ def over(known: Sequence[Training], restarts: int, forgotten: Callable[[float], 
     """
     earlier = [t for t in known if t.restarts < restarts]
     last = [t for t in earlier if t.restarts == max(e.restarts for e in earlier)]
-    done = [t for t in last if t.ended == "done" and t.known_by is not None]
+    done = [t for t in last if t.ended == "done" and t.trained and t.known_by is not None]
     # The unfinished one may have been taken up already, by an srun beside this one.
     unfinished = any(t.ended != "done" for t in last) or any(t.resumed and t.restarts == restarts for t in known)
     if not done or not (unfinished or forgotten(max(t.when for t in done))):
@@ -185,9 +188,10 @@ def _read(name: str, entries: Sequence[Mapping[str, Any]]) -> Training | None:
                 restarts, nodes = max(restarts, entry["restarts"]), ()
     if restarts < 0:
         return None
-    here = (o for o in outcomes.read(entries) if o.restarts == restarts)
-    lost = tuple(dict.fromkeys(n for o in here for n in o.unreachable))
-    return Training(name, known_by, restarts, ended, nodes, lost, when, resumed=len(lives) > 1)
+    launches = outcomes.read(entries)
+    lost = tuple(dict.fromkeys(n for o in launches if o.restarts == restarts for n in o.unreachable))
+    trained = any(o.trained and o.code == 0 for o in launches)
+    return Training(name, known_by, restarts, ended, nodes, lost, when, resumed=len(lives) > 1, trained=trained)
 
 
 def _fingerprint_of(entry: Mapping[str, Any]) -> Fingerprint | None:

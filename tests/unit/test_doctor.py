@@ -179,6 +179,7 @@ def test_expedited_requeue(parameters: str, version: str, verdict: str, words: s
 def test_clocks() -> None:
     """Seconds apart are a note, minutes a problem; what is below the measure's grain is none."""
     now = time.mktime(time.strptime("2026-11-29T20:18:09", "%Y-%m-%dT%H:%M:%S"))
+    assert [f.verdict for f in examine.clock(f"Configuration data as of {now + 90:.0f}\n", now)] == ["problem"]
     assert [f.verdict for later in (0.2, 5.0, 90.0) for f in examine.clock(CONFIG, now + later)] == [
         "ok",
         "note",

@@ -130,8 +130,8 @@ def test_two_trainings_of_a_script_are_kept_apart(bench: Bench) -> None:
 @pytest.mark.parametrize(("boot", "again"), [("2089-12-31T23:59:59", False), ("2090-01-01T00:00:01", True), ("", True)])
 def test_what_ended_well_is_passed_over_when_slurmctld_forgot_it(bench: Bench, boot: str, again: bool) -> None:
     """It was started after that end and before it put the job back; one that is put back on purpose trains again."""
-    bench.run("-N2", "prog", "a")
-    bench.run("-N2", "prog", "b")
+    for word in "ab":
+        bench.run("-N2", "prog", word, play={"0": {"events": [STARTED], "code": 0}})
     (bench.here / "srun-0").unlink()
     (bench.here / "boot").write_text(f"BOOT_TIME               = {boot}\n")
     bench.environ["SLURM_RESTART_COUNT"] = "1"
@@ -143,7 +143,7 @@ def test_what_ended_well_is_passed_over_when_slurmctld_forgot_it(bench: Bench, b
 
 def test_what_ended_well_is_passed_over_on_the_way_to_what_did_not(bench: Bench) -> None:
     """The second training of a script puts the job back; the first one is not trained twice for that."""
-    bench.run("-N2", "prog", "a")
+    bench.run("-N2", "prog", "a", play={"0": {"events": [STARTED], "code": 0}})
     bench.run("prog", "b", play={"0": {"events": [STARTED, fault("death", 1, away=True)], "save": 4, "code": 83}})
     bench.environ["SLURM_RESTART_COUNT"] = "1"
     (bench.here / "srun-0").unlink()

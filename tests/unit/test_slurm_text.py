@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_plugin.slurm_text import NodeInfo, SlurmError, expand, parse_job, parse_nodes, parse_port, parse_step_of
+from slurm_plugin.slurm_text import (
+    NodeInfo,
+    SlurmError,
+    expand,
+    parse_boot,
+    parse_job,
+    parse_nodes,
+    parse_port,
+    parse_step_of,
+)
 
 COMPLETING = """JobId=4 JobName=x
    JobState=COMPLETING Reason=None Dependency=(null)
@@ -96,6 +106,14 @@ def test_a_list_of_more_nodes_than_slurm_allows_is_an_error(text: str) -> None:
     """A user's word fills no memory."""
     with pytest.raises(SlurmError):
         expand(text)
+
+
+def test_times_are_those_of_no_zone() -> None:
+    """Seconds since the epoch, which Slurm is asked for; where it writes a date nevertheless, that is local time."""
+    assert parse_boot("BOOT_TIME               = 1796000162\n") == 1796000162.0
+    written = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(1796000162))
+    assert parse_boot(f"BOOT_TIME               = {written}\n") == 1796000162.0
+    assert parse_boot("BOOT_TIME               = Unknown\n") == 0.0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ A, B = ("python", "train.py", "--config=a"), ("python", "train.py", "--config=b"
 
 def known(name: str, command: tuple[str, ...], restarts: int = 0, ended: str = "", **environ: str) -> Training:
     """A training of this job that an earlier srun has begun."""
-    return Training(name, Fingerprint(command, "/home", environ), restarts, ended)
+    return Training(name, Fingerprint(command, "/home", environ), restarts, ended, trained=True)
 
 
 def first(begun: list[Training], command: tuple[str, ...], restarts: int, folder: str = "/home", **environ: str) -> str:
@@ -102,6 +102,7 @@ def test_what_ended_well_is_passed_over_for_what_did_not() -> None:
     done, unsure = known("7", A, ended="done"), Training("7.3", None, 0, "done")
     for unfinished in (known("7.2", B), known("7.2", B, ended="stop"), replace(known("7.2", B, 1), resumed=True)):
         assert over([done, unfinished, unsure], 1, never) == {"7"}
+        assert over([replace(done, trained=False), unfinished], 1, never) == set(), "it may have unpacked data"
     assert over([done, known("7.2", B, 1)], 1, lambda ended: False) == set(), "this life's own second training"
 
 
@@ -130,7 +131,8 @@ def test_one_that_is_over_leaves_the_next_equal_one_alone(tmp_path: Path, capfd:
     """A loop over nothing: the first is over, the second was interrupted, and each is seen once in a life."""
     mine = Fingerprint(A, "/home")
     launch = {"entry": "launch", "attempt": 0, "restarts": 0, "nodes": ["n1"], **mine.to_entry()}
-    write(tmp_path, "7", launch, {"entry": "outcome", "attempt": 0, "code": 0, "time": 12.5})
+    started = {"entry": "notice", "attempt": 0, "notice": {"event": "started", "minibatch": 0}}
+    write(tmp_path, "7", launch, started, {"entry": "outcome", "attempt": 0, "code": 0, "time": 12.5})
     write(tmp_path, "7.2", launch)
 
     def next_of(life: int) -> str:
