@@ -59,7 +59,7 @@ class Training:
         restarts: the life of the job in which it was started last.
         ended: "done" when it ended well, "stop" when it failed for good, "" when it was interrupted.
         when: it ended well, in seconds since the epoch.
-        resumed: it was taken up again in a later life of the job.
+        lives: of the job, in which it was started.
         trained: the launch that ended well has trained.
         nodes: where its last launch ran.
         lost: nodes that stopped answering in that life.
@@ -72,7 +72,7 @@ class Training:
     nodes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     when: float = 0.0
-    resumed: bool = False
+    lives: frozenset[int] = frozenset()
     trained: bool = False
 
 
@@ -142,11 +142,11 @@ def over(known: Sequence[Training], restarts: int, forgotten: Callable[[float], 
     Args:
         forgotten: says whether Slurm has lost that the job ended, which was after this time. Asked only in doubt.
     """
-    earlier = [t for t in known if t.restarts < restarts]
-    last = [t for t in earlier if t.restarts == max(e.restarts for e in earlier)]
-    done = [t for t in last if t.ended == "done" and t.trained and t.known_by is not None]
-    # The unfinished one may have been taken up already, by an srun beside this one.
-    unfinished = any(t.ended != "done" for t in last) or any(t.resumed and t.restarts == restarts for t in known)
+    last = max((life for t in known for life in (*t.lives, t.restarts) if life < restarts), default=-1)
+    then = [t for t in known if t.restarts == last]
+    done = [t for t in then if t.ended == "done" and t.trained and t.known_by is not None]
+    # The unfinished one may have been taken up already, by an srun before or beside this one.
+    unfinished = any(t.ended != "done" for t in then) or any(t.lives >= {last, restarts} for t in known)
     if not done or not (unfinished or forgotten(max(t.when for t in done))):
         return frozenset()
     return frozenset(t.name for t in done)
@@ -191,7 +191,7 @@ def _read(name: str, entries: Sequence[Mapping[str, Any]]) -> Training | None:
     launches = outcomes.read(entries)
     lost = tuple(dict.fromkeys(n for o in launches if o.restarts == restarts for n in o.unreachable))
     trained = any(o.trained and o.code == 0 for o in launches)
-    return Training(name, known_by, restarts, ended, nodes, lost, when, resumed=len(lives) > 1, trained=trained)
+    return Training(name, known_by, restarts, ended, nodes, lost, when, frozenset(lives), trained)
 
 
 def _fingerprint_of(entry: Mapping[str, Any]) -> Fingerprint | None:

@@ -100,7 +100,11 @@ def test_journals_of_before_are_taken_up() -> None:
 def test_what_ended_well_is_passed_over_for_what_did_not() -> None:
     """In the next life, also when the unfinished one was taken up before; what is not known for sure is done again."""
     done, unsure = known("7", A, ended="done"), Training("7.3", None, 0, "done")
-    for unfinished in (known("7.2", B), known("7.2", B, ended="stop"), replace(known("7.2", B, 1), resumed=True)):
+    for unfinished in (
+        known("7.2", B),
+        known("7.2", B, ended="stop"),
+        replace(known("7.2", B, 1), lives=frozenset({0, 1})),
+    ):
         assert over([done, unfinished, unsure], 1, never) == {"7"}
         assert over([replace(done, trained=False), unfinished], 1, never) == set(), "it may have unpacked data"
     assert over([done, known("7.2", B, 1)], 1, lambda ended: False) == set(), "this life's own second training"
@@ -125,6 +129,8 @@ def test_a_script_that_requeues_itself_to_train_in_pieces() -> None:
     pieces = [known("7", A, 0, "done"), known("7.2", A, 1, "done")]
     assert first(pieces, A, 2) == "7.3"
     assert first([*pieces, known("7.3", A, 2)], A, 3) == "7.3"
+    taken_up = replace(known("7.3", A, 3, "done"), lives=frozenset({2, 3}))
+    assert first([*pieces, taken_up], A, 3) == "7.4", "the next piece of a life that began with an interrupted one"
 
 
 def test_one_that_is_over_leaves_the_next_equal_one_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +151,7 @@ def test_one_that_is_over_leaves_the_next_equal_one_alone(tmp_path: Path, capfd:
     assert "ended well before the job came back" in capfd.readouterr().err
     assert next_of(1) == "7.2"
     write(tmp_path, "7.2", {**launch, "attempt": 1, "restarts": 1})
-    assert [t.resumed for t in find(str(tmp_path), "7")] == [False, True]
+    assert [t.lives for t in find(str(tmp_path), "7")] == [{0}, {0, 1}]
     assert next_of(2) == "7"
 
 
@@ -183,8 +189,8 @@ def test_journals_are_read(tmp_path: Path) -> None:
     write(tmp_path, "7.x", launch)
     (tmp_path / "7.3").mkdir()
     assert find(str(tmp_path), "7") == [
-        Training("7", mine, 0, "", ("n1",)),
-        Training("7.2", mine, 1, "", ("n2", "n3"), ("n3",), resumed=True),
-        Training("7.10", None, 0, "done", ("n1",)),
+        Training("7", mine, 0, "", ("n1",), lives=frozenset({0})),
+        Training("7.2", mine, 1, "", ("n2", "n3"), ("n3",), lives=frozenset({0, 1})),
+        Training("7.10", None, 0, "done", ("n1",), lives=frozenset({0})),
     ]
     assert find(str(tmp_path / "nowhere"), "7") == []
