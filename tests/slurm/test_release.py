@@ -89,7 +89,8 @@ def test_nothing_outlives_the_tool(root: Path, number: signal.Signals) -> None:
 
 def test_clone_is_the_commit(root: Path) -> None:
     """The clone has what is committed; of an earlier run only .venv is left, and unchanged files keep their times."""
-    assert clone(root).split()[0] == run(["git", "-C", str(REPO), "log", "-1", "--format=%h"]).stdout.strip()
+    # Git shortens a name by the size of the repository.
+    assert run(["git", "-C", str(REPO), "log", "-1", "--format=%H"]).stdout.startswith(clone(root).split()[0])
     folder = root / CLONE
     (folder / ".venv").mkdir()
     (folder / "left").mkdir()
