@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurm_plugin import contract, notice
 
-PATIENCE = 400.0  # seconds until the stroke
+PATIENCE = 600.0  # seconds until the stroke
 FOLDER = Path(sys.argv[1])
 ATTEMPT = int(os.environ[contract.ENV_ATTEMPT])
 JOB = FOLDER / "state" / f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
