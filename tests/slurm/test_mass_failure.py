@@ -27,7 +27,7 @@ exec /usr/bin/python3 -m slurm_plugin.relaunch -n1 --mpi=none /usr/bin/python3 {
 def crowded() -> Iterator[Cluster]:
     """A cluster with room for all the jobs at once, and patience for a machine of few cores that starts them all."""
     speed = "SchedulerParameters=sched_interval=3,bf_interval=3,batch_sched_delay=1"
-    conf = ["MaxArraySize=1001", "MessageTimeout=100", speed]
+    conf = ["MaxArraySize=1001", "MessageTimeout=100", "MinJobAge=3600", speed]
     with Cluster(f"crowd-{os.getpid()}", nodes=4, cpus_per_node=64, plugin=True, conf=conf) as up:
         yield up
 
