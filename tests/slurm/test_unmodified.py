@@ -7,7 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from testbed import Cluster
+from testbed.machine import slurm_version
 from tests.slurm.training import Training, assert_equal, decisions, program, submit
 
 # What people write: the address of rank 0 from the list of nodes, a port of the job's own.
@@ -62,6 +65,11 @@ def test_two_trainings_one_after_the_other(cluster: Cluster, reference: Training
     assert sorted(p.name for p in run.directory.iterdir()) == [run.job, f"{run.job}.2"]
 
 
+# Open: the relaunch of one, while the step of the other ends, hangs in MPI_Init in about half of the tries.
+HANGS = pytest.mark.xfail(slurm_version().startswith("24.11"), reason="docs/mpi.md: two steps at once", strict=False)
+
+
+@HANGS
 def test_two_trainings_at_the_same_time(cluster: Cluster, out: Path) -> None:
     """They share neither checkpoints nor nodes, and only the one that failed is started again."""
     a, b = out / "a", out / "b"
