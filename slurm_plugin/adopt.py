@@ -3,7 +3,7 @@
     packaging/srun -> take_over -> srun, as the user wrote it -> a rank attaches -> Relauncher
 
 Rule 1: until a rank attaches nothing is written, said or asked of Slurm, and every signal is srun's: `srun hostname`
-    does what it did.
+    does what it did. Except in a later life of the job: a training that may be over is asked about and passed over.
 Rule 2: a failure of ours before srun runs is srun with the same arguments; one behind that ends the protection only.
 """
 
