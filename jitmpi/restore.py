@@ -28,7 +28,7 @@ __all__ = ["Problem", "Source", "candidates", "differences", "read_manifest", "v
 log = logging.getLogger("jitmpi")
 
 CHUNK = 16 << 20  # bytes read at a time; its checksum is computed while they are in the processor's cache
-MODEL, OPTIMIZER = "model/", "optimizer/"
+MADE_BY_THE_SCRIPT = ("model/", "extra/")  # tensors that are there before the first update: parameters and buffers
 SHOWN = 8  # differences named in a message; the rest is counted
 
 Bytes = numpy.typing.NDArray[numpy.uint8]
@@ -72,25 +72,23 @@ def candidates(job_directory: str, resume: str = "") -> list[str]:
 def differences(manifest: Manifest, tensors: Sequence[TensorInfo], world_size: int) -> list[str]:
     """Say how a fresh process differs from the one that was saved; empty when the checkpoint fits.
 
-    Optimizer state may not exist yet in a fresh process: what was saved must belong to parameters that exist, and
-    must agree in shape and dtype with what is there already.
+    Parameters and buffers must be the same ones. State of optimizers, schedulers and scaler mostly comes into being
+    with the first update, so it may be missing here; what is there already must agree in shape and dtype.
     """
     lines = []
     if manifest.world_size != world_size:
         lines.append(f"world size: saved by {manifest.world_size} ranks, this job has {world_size}")
     saved = {t.name: t for t in manifest.tensors}
     fresh = {t.name: t for t in tensors}
-    model = {name.removeprefix(MODEL) for name in fresh if name.startswith(MODEL)}
     for name, tensor in saved.items():
         here = fresh.get(name)
-        owner = name.removeprefix(OPTIMIZER).rpartition("/")[0]
         if here and (here.shape, here.dtype) != (tensor.shape, tensor.dtype):
             lines.append(f"{name}: saved as {_kind(tensor)}, here {_kind(here)}")
-        elif not here and name.startswith(OPTIMIZER) and owner not in model:
-            lines.append(f"{name}: saved, but here is no parameter {owner}")
-        elif not here and not name.startswith(OPTIMIZER):
+        elif not here and name.startswith(MADE_BY_THE_SCRIPT):
             lines.append(f"{name}: saved, but not here")
-    lines += [f"{name}: here, but not saved" for name in fresh if name not in saved and not name.startswith(OPTIMIZER)]
+    lines += [
+        f"{name}: here, but not saved" for name in fresh if name not in saved if name.startswith(MADE_BY_THE_SCRIPT)
+    ]
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
 

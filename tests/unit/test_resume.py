@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from jitmpi import commit, save
+from jitmpi import commit, device, save
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
 from jitmpi.errors import DamagedError, MismatchError
@@ -62,7 +63,12 @@ def checkpoint(folder: Path, minibatch: int, attempt: int) -> tuple[str, torch.T
     model, optimizer, state = objects()
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
-    vault = Vault(state, BufferShadow(model))
+    return committed(folder, minibatch, attempt, state), model.weight.detach().clone()  # type: ignore[union-attr,operator]
+
+
+def committed(folder: Path, minibatch: int, attempt: int, state: TrainingState) -> str:
+    """Commit a state as it is now and return its folder."""
+    vault = Vault(state, BufferShadow(state.model))
     job = str(folder / "7")
     Path(job).mkdir(mode=0o700, exist_ok=True)
     where = commit.staging(job, attempt).format(minibatch=minibatch, epoch=1, coordinator=0)
@@ -86,7 +92,7 @@ def checkpoint(folder: Path, minibatch: int, attempt: int) -> tuple[str, torch.T
         versions={},
         keep=5,
     )
-    return manifest.directory, model.weight.detach().clone()  # type: ignore[union-attr,operator]
+    return manifest.directory
 
 
 def damage(folder: str) -> None:
@@ -142,3 +148,69 @@ def test_another_model_is_refused(tmp_path: Path, world: Any) -> None:
 def test_no_checkpoint_is_a_fresh_start(tmp_path: Path) -> None:
     """Nothing there, nothing loaded."""
     assert resume(Alone(), objects()[2], settings(tmp_path)) == (None, "")
+
+
+class Global(torch.optim.SGD):
+    """An optimizer that keeps a tensor of its own beside those of the parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["global"] = {"seen": self.state.get("global", {"seen": torch.zeros(2)})["seen"] + 1}  # type: ignore[index]
+        return super().step(closure)
+
+
+def made(kind: str) -> tuple[TrainingState, Callable[[], None]]:
+    """Make the objects of a script and what one of its minibatches does."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    outside = torch.nn.Parameter(torch.ones(()))  # of the loss, such as a temperature
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if kind == "a GradScaler" else None
+    optimizers: list[Any] = {
+        "two optimizers": lambda: [torch.optim.AdamW(m.parameters()) for m in (model[:2], model[2])],
+        "a parameter beside the model": lambda: [torch.optim.AdamW([*model.parameters(), outside])],
+        "LBFGS": lambda: [torch.optim.LBFGS(model.parameters(), max_iter=3)],
+        "state of no parameter": lambda: [Global(model.parameters(), lr=0.1)],
+        "a GradScaler": lambda: [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)],
+    }[kind]()
+
+    def closure() -> torch.Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = (model(torch.randn(8, 4)).square().sum() * outside).float()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        return loss
+
+    def minibatch() -> None:
+        if kind == "LBFGS":
+            optimizers[0].step(closure)
+            return
+        closure()
+        for optimizer in optimizers:
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+
+    return TrainingState(model, optimizers, None, scaler), minibatch
+
+
+def bits(state: TrainingState) -> tuple[dict[str, bytes], bytes]:
+    return {info.name: device.host_bytes(tensor) for info, tensor in state.tensors()}, state.scalars()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["two optimizers", "a parameter beside the model", "LBFGS", "state of no parameter", "a GradScaler"],
+)
+def test_what_comes_into_being_with_the_first_update_is_loaded(tmp_path: Path, kind: str) -> None:
+    """A new process has none of it yet; it is no other model's for that, and training goes on with the same bits."""
+    state, minibatch = made(kind)
+    for _ in range(3):
+        minibatch()
+    committed(tmp_path, 3, 0, state)
+    again, minibatch_again = made(kind)
+    assert resume(Alone(), again, settings(tmp_path))[0] is not None
+    assert bits(again) == bits(state)
+    for do in (minibatch, minibatch_again):
+        torch.manual_seed(7)
+        do()
+        do()
+    assert bits(again) == bits(state)
