@@ -78,7 +78,13 @@ def fill(tensor: torch.Tensor, raw: bytes | bytearray | memoryview) -> None:
         source = torch.frombuffer(raw, dtype=torch.uint8)
         if source.data_ptr() % tensor.element_size():  # a slice of some larger buffer
             source = source.clone()
-        tensor.copy_(source.view(tensor.dtype).reshape(tensor.shape))
+        put(tensor, source.view(tensor.dtype).reshape(tensor.shape))
+
+
+def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values of the same shape into a tensor in place; an expanded one shows a value in many places."""
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    tensor[once].copy_(values[once])
 
 
 def host_bytes(tensor: torch.Tensor) -> bytes:

@@ -103,7 +103,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield f"world_size is {manifest.world_size} but {len(manifest.nodes)} nodes are named"
     names = set()
     for tensor in manifest.tensors:
-        if tensor.name in names or "\0" in tensor.name or {"", ".", ".."} & set(tensor.name.split("/")):
+        if tensor.name in names or not store.is_name(tensor.name):
             yield f"tensor name {tensor.name!r} is doubled or not a name"
         names.add(tensor.name)
         if tensor.dtype not in store.STORED:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from jitmpi import random_state
+from jitmpi import device, random_state
 
 
 class Rehearsal:
@@ -135,7 +135,7 @@ def _buffers(model: nn.Module) -> list[Buffer]:
 def _put_back_buffers(buffers: list[Buffer]) -> None:
     with torch.no_grad():
         for owner, key, tensor, values in buffers:
-            tensor.copy_(values)
+            device.put(tensor, values)
             owner[key] = tensor
 
 

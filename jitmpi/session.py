@@ -18,7 +18,7 @@ from jitmpi import comm, commit, config, leave, meet, preflight, process, replay
 from jitmpi.agent import Agent
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
-from jitmpi.errors import AttachError, BootstrapError, ConfigError, JitError
+from jitmpi.errors import AttachError, BootstrapError, ConfigError, JitError, SaveError
 from jitmpi.events import Member
 from jitmpi.record import Recorder
 from jitmpi.run import Run
@@ -138,13 +138,14 @@ def _close(world: comm.World, settings: Settings, members: Sequence[Member]) -> 
 
 
 def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> None:
-    """Let rank 0 check the directory for all."""
+    """Let rank 0 check for all that this state can be stored in this directory."""
     problem = b""
     if settings.rank == 0:
         try:
-            need = STATE_COPIES * sum(info.nbytes for info, _ in state.tensors())
-            preflight.check(settings.job_directory, need)
-        except ConfigError as error:
+            infos = [info for info, _ in state.tensors()]
+            store.check(infos)
+            preflight.check(settings.job_directory, STATE_COPIES * sum(info.nbytes for info in infos))
+        except (ConfigError, SaveError) as error:
             problem = str(error).encode()
     answer = world.exchange(problem, time.monotonic() + BOOTSTRAP)[0]
     if answer:

@@ -60,6 +60,11 @@ def version() -> str:
     return f"{h5py.version.version} (HDF5 {h5py.version.hdf5_version})"
 
 
+def is_name(name: str) -> bool:
+    """Say whether a dataset can have this name: a path inside the file that leads down only."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
 def rows(tensor: TensorInfo) -> int:
     """Rows of the first dimension; a tensor without dimensions is one row."""
     return tensor.shape[0] if tensor.shape else 1
@@ -82,6 +87,22 @@ def pieces_of(written: Sequence[Written]) -> Mapping[str, list[tuple[Written, Pi
     for found in pieces.values():
         found.sort(key=lambda pair: (pair[1].start, pair[1].stop))
     return pieces
+
+
+def check(tensors: Sequence[TensorInfo]) -> None:
+    """Make sure, before training, that tensors of these names and dtypes can be stored.
+
+    Raises:
+        SaveError: one cannot; names it.
+    """
+    for tensor in tensors:
+        if tensor.dtype not in STORED:
+            raise SaveError(
+                f"{tensor.name}: a tensor of dtype {tensor.dtype} cannot be stored; keep it in another dtype"
+            )
+        if not is_name(tensor.name):
+            raise SaveError(f"{tensor.name!r} cannot be the name of a dataset; rename that parameter or buffer")
+    index_image(tensors, (), (), b"")
 
 
 class Image:

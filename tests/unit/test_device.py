@@ -60,6 +60,17 @@ def test_fill_puts_bytes_back() -> None:
         device.fill(torch.empty(1), b"abc")
 
 
+def test_an_expanded_tensor_is_filled() -> None:
+    """Masks and position ids are often one row that is shown many times: torch refuses to copy into such a tensor."""
+    expanded = torch.arange(3.0).expand(4, 3)
+    raw = device.host_bytes(expanded)
+    fresh = torch.zeros(3).expand(4, 3)
+    device.fill(fresh, raw)
+    assert torch.equal(fresh, expanded)
+    device.put(fresh, torch.ones(4, 3))
+    assert torch.equal(fresh, torch.ones(4, 3))
+
+
 def test_nan_payloads_survive() -> None:
     """A float's bits are moved, not its value."""
     tensor = torch.tensor([0x7FC00001, 0x7F800001], dtype=torch.int32).view(torch.float32)

@@ -84,6 +84,22 @@ def test_an_unknown_dtype_is_refused() -> None:
     image.close()
 
 
+def unfit(**changes: Any) -> list[TensorInfo]:
+    values = {"name": "model/w", "shape": (2,), "dtype": "int8", "nbytes": 2} | changes
+    return [TensorInfo("model/a", (2,), "int8", 2), TensorInfo(**values)]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [unfit(dtype="uint4"), unfit(name="model/a/b"), unfit(name="model/../w"), unfit(name="model/"), unfit(name="a\0b")],
+)
+def test_what_could_not_be_stored_is_known_before_training(tensors: list[TensorInfo]) -> None:
+    """Not found out at the failure, when nothing can be saved any more."""
+    store.check(unfit())
+    with pytest.raises(SaveError):
+        store.check(tensors)
+
+
 def test_the_index_shows_whole_tensors_wherever_the_folder_lies(tmp_path: Path) -> None:
     """checkpoint.h5 reads like one file with full tensors, also after the folder has been renamed."""
     tensor, scalar = part().tensor, TensorInfo("optimizer/w/step", (), "float32", 4)
