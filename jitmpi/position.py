@@ -16,7 +16,7 @@ class Position:
     """The batch that a minibatch begins with.
 
     Attributes:
-        epoch: number of the epoch, from 0; -1 outside `Run.epochs`.
+        epoch: number of the epoch, from 0, counted over all loops of `Run.epochs`; -1 before the first.
         feed: which call of `Run.minibatches` in that epoch, from 0.
         index: how many batches of the feed came before.
         done: the script left the feed early (`break`); nothing of it is left.

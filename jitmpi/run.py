@@ -52,7 +52,7 @@ class Run:
         self.state: dict[str, Any] = {}
         self.resumed = cursor is not None
         self._state, self._recorder, self._shadow = state, recorder, shadow
-        self._epoch, self._feeds = -1, 0
+        self._epoch, self._feeds, self._begun = -1, 0, 0  # the last: epochs of all loops that began
         self._updated = self._in_flight = self._used = False  # of the minibatch under way
         self._target: Position | None = None  # where to go on, until it is reached
         self._pieces: Mapping[str, bytes] = {}
@@ -62,10 +62,12 @@ class Run:
             self._aim(cursor)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the epoch numbers that are left of `range(count)`."""
-        first = max(self._target.epoch, 0) if self._target else 0
+        """Yield the epoch numbers that are left of `range(count)`; a script may have several such loops, one by one."""
+        before = self._begun  # so an epoch of a later loop is no epoch of the first one
+        self._begun += count
+        first = max(self._target.epoch - before, 0) if self._target else 0
         for epoch in range(first, count):
-            self._epoch, self._feeds = epoch, 0
+            self._epoch, self._feeds = before + epoch, 0
             yield epoch
 
     def minibatches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -144,9 +146,10 @@ class Run:
     def _open(self, batches: Iterable[Batch], number: int) -> loader.Feed | None:
         """Open a feed where this run has to go on; None when all of it was used before the restart."""
         target = self._target
-        if target is None or self._epoch > target.epoch:
+        here = self._epoch, number
+        if target is None or here > (target.epoch, target.feed):
             feed = loader.open_feed(batches)
-        elif number < target.feed:
+        elif here < (target.epoch, target.feed):
             return None
         else:
             pieces = self._pieces

@@ -249,3 +249,31 @@ def test_a_loader_inside_another_ones_loop_is_said(capsys: pytest.CaptureFixture
     rows = [(m, p.feed, p.index) for m, p, _ in log.boundaries]
     assert rows == [(0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 0, 3), (3, 0, 3)]
     assert capsys.readouterr().err.count("two loaders") == 1
+
+
+def in_pieces(run: Run) -> list[tuple[str, int, int, float]]:
+    """Train on a loader before any epoch, then in two loops of epochs, each on its own data."""
+    seen = []
+
+    def minibatch(part: str, epoch: int, batch: torch.Tensor) -> None:
+        seen.append((part, epoch, run.minibatch, float(batch)))
+        run.after_update()
+
+    for batch in run.minibatches(DataLoader([10.0, 11.0, 12.0])):
+        minibatch("warm-up", -1, batch)
+    for part in ("first", "second"):
+        data = DataLoader([1.0, 2.0, 3.0] if part == "first" else [5.0, 6.0])
+        for epoch in run.epochs(2):
+            for batch in run.minibatches(data):
+                minibatch(part, epoch, batch)
+    return seen
+
+
+@pytest.mark.parametrize("minibatch", range(13))
+def test_a_script_may_train_in_several_loops(minibatch: int) -> None:
+    """The place to go on is in one of them; those before it are passed over, those behind it run whole."""
+    log = Log()
+    whole = in_pieces(Run(objects()[2], log))  # type: ignore[arg-type]
+    context = next(context for context in log.contexts if context.minibatch == minibatch)
+    again = in_pieces(Run(objects()[2], Log(), None, Cursor(minibatch, context)))  # type: ignore[arg-type]
+    assert again == [row for row in whole if row[2] >= minibatch]
