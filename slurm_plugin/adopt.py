@@ -114,7 +114,7 @@ class Adoption:
             self._environ(listener.launcher(self._address())),
             nodes=self._nodes,
             slurm=self._slurm,
-            job_id=os.environ["SLURM_JOB_ID"],
+            job_id=job_name(os.environ)[0],
             signals=signals,
             listener=listener,
             record=self._record,

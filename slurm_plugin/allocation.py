@@ -21,7 +21,6 @@ class Site:
 
     Attributes:
         job: how Slurm addresses the job, and its directory's name: "123", or "100_7" for a task of an array.
-        number: the bare number, which steps go by.
         restarts: how often the job has been through the queue.
         nodes: the nodes that may be used, in Slurm's order; need: how many of them a launch takes.
         addresses: node -> (IP address, port of slurmd); empty when Slurm did not answer, then none can be asked.
@@ -32,7 +31,6 @@ class Site:
 
     request: Request
     job: str
-    number: str
     restarts: int
     nodes: tuple[str, ...]
     need: int
@@ -75,7 +73,6 @@ def find_site(slurm: Slurm, environ: Mapping[str, str], request: Request) -> Sit
     return Site(
         request=request,
         job=job,
-        number=environ.get("SLURM_JOB_ID", ""),
         restarts=restarts,
         nodes=nodes,
         need=need,

@@ -105,7 +105,7 @@ class Launch:
 
     Args:
         nodes: the launch's nodes, in the order of the ranks.
-        slurm, job_id: for signals to the step; the bare number of the job, also for an array task.
+        slurm, job_id: for signals to the step.
         record: called with every notice.
         committed: whether the claim of this launch is on the file system (its notice may have died with a node).
         reachable: asks the nodes; False when one of the step's does not answer. It may take a second.

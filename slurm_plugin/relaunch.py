@@ -176,7 +176,7 @@ class Relauncher:
                 self._environ(attempt, nodes, listener),
                 nodes=nodes,
                 slurm=self._slurm,
-                job_id=self._site.number,
+                job_id=self._site.job,
                 signals=self._signals,
                 listener=listener,
                 record=lambda event: self.record(attempt, event),

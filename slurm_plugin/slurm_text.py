@@ -1,7 +1,8 @@
 """What Slurm says about jobs, nodes and steps, read from the text of `scontrol show`.
 
 Rule 1: pure functions; the first mention of a key counts and free text (names, comments, paths) is never searched for
-        keys, so that a user's job name cannot pose as a state.
+        keys, so that a user's job name cannot pose as a state. Slurm prints line breaks in it as they are: what then
+        looks like a second record, or says a second time what is said once, is refused.
 Rule 2: unknown keys are skipped and missing ones have a default: Slurm adds and drops keys with every version.
 """
 
@@ -24,6 +25,13 @@ FREE_TEXT: Final = frozenset(
     )
 )
 CLOSED: Final = frozenset(["DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"])
+# What Slurm says once of a job or step, and is acted upon.
+ONCE: Final = frozenset(
+    (
+        *("JobState", "Reason", "Requeue", "Restarts", "BatchFlag", "RunTime", "TimeLimit", "SubmitTime", "StartTime"),
+        *("EndTime", "Partition", "ReqNodeList", "ExcNodeList", "NodeList", "NumNodes", "SrunHost:Pid"),
+    )
+)
 ON_ITS_WAY: Final = frozenset(["PENDING", "EXPEDITING"])  # states of a job that comes back without our help
 HELD: Final = "launch_failed_requeued_held"
 NOTHING: Final = ("", "(null)", "None", "N/A", "Unknown", "NONE")
@@ -109,11 +117,11 @@ def parse_job(text: str) -> JobInfo:
     """Read `scontrol show job` of one job.
 
     Raises:
-        SlurmError: the text holds no job.
+        SlurmError: the text holds no job, or more than one (of a whole array, or a name with a line break that poses).
     """
     pairs = _pairs(text, "JobId")
-    if not pairs:
-        raise SlurmError(f"scontrol show job: no job in {text[:200]!r}")
+    if len(pairs) != 1:
+        raise SlurmError(f"scontrol show job: {len(pairs)} jobs in {text[:200]!r}")
     first = pairs[0]
     return JobInfo(
         job_id=first["JobId"],
@@ -241,9 +249,13 @@ def _expand_one(item: str) -> list[str]:
 
 
 def _pairs(text: str, begin: str) -> list[dict[str, str]]:
-    """Split the output of `scontrol show` into one dictionary a record; records begin with `begin=`."""
+    """Split the output of `scontrol show` into one dictionary a record; records begin with `begin=`.
+
+    Raises:
+        SlurmError: a key of ONCE is there twice.
+    """
     records: list[dict[str, str]] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines: it takes characters of names for ends of lines too
         if line.startswith(f"{begin}="):
             records.append({})
         rest = line.strip()
@@ -252,7 +264,10 @@ def _pairs(text: str, begin: str) -> list[dict[str, str]]:
             if not equals:
                 break
             value, _, rest = (after, "", "") if key in FREE_TEXT else after.partition(" ")
-            records[-1].setdefault(key.strip(), value)
+            key, record = key.strip(), records[-1]
+            if key in ONCE and key in record:
+                raise SlurmError(f"scontrol show: {begin}={record[begin]} says {key} twice")
+            record.setdefault(key, value)
             rest = rest.strip()
     return records
 

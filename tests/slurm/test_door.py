@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from slurm_plugin.slurm_text import JobInfo, NodeInfo, SlurmError
 from testbed import Cluster
 from testbed.plugin import REPO
-from tests.door_contract import DoorContract, World
+from tests.door_contract import DoorContract, World, until
 
 CALL = Path(__file__).with_name("door_call.py")
 SLEEP = "#!/bin/sh\nexec sleep 300\n"
@@ -102,3 +103,29 @@ class TestDoor(DoorContract):
     @pytest.fixture
     def door(self, cluster: Cluster, world: World, door_kind: str) -> RemoteDoor:
         return RemoteDoor(cluster, door_kind)
+
+    def test_a_step_of_an_arrays_task_is_signalled_alone(self, cluster: Cluster, door: RemoteDoor, out: Path) -> None:
+        """By the array's number and the task's: the last task alone has the array's own number."""
+        out.mkdir()
+        script = f"#!/bin/sh\nsrun sleep 600 &\necho $! >{out}/$SLURM_ARRAY_TASK_ID\nwait $!\n"
+        array = cluster.sbatch("--array=1-2", "-n1", "--output=/dev/null", script=script)
+        try:
+            steps = {}
+            for task in (1, 2):
+                cluster.wait_state(f"{array}_{task}", "RUNNING", 30)
+                steps[task] = self._step(door, f"{array}_{task}", out / str(task))
+            door.cancel_step(f"{array}_2", steps[2])
+            until(lambda: door.job(f"{array}_2"), lambda job: job.state == "FAILED")
+            assert door.job(f"{array}_1").state == "RUNNING"
+            assert self._step(door, f"{array}_1", out / "1") == steps[1]
+        finally:
+            door.cancel(array)
+
+    @staticmethod
+    def _step(door: RemoteDoor, job: str, pid: Path) -> str:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if pid.exists() and pid.read_text() and (step := door.step_of(job, int(pid.read_text()))):
+                return step
+            time.sleep(0.2)
+        raise AssertionError(f"{job} has no step")

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 
 SRUN = """#!{python}
-import json, os, sys
+import json, os, sys, time
 sys.path.insert(0, {repo!r})
 from pathlib import Path
 from slurm_plugin import notice
@@ -31,14 +32,15 @@ if play.get("save"):
     job = here / "state" / os.environ["JIT_CKPT_TRAINING"]
     (job / f"m{{play['save']}}-r{{attempt}}").mkdir()
     (job / f"claim-r{{attempt}}.json").write_text("{{}}")
-print(play.get("says", ""), end="")
+print(play.get("says", ""), end="", flush=True)
+time.sleep(play.get("stays", 0))
 sys.exit(play["code"])
 """
 
 SCONTROL = """#!/bin/sh
 echo "$*" >> {here}/asked
 case "$*" in
-"show job 7") cat {here}/job ;;
+"show job 7" | "show job 7_3") cat {here}/job ;;
 "requeue 7") kill -TERM $PPID ;;
 "show config") echo "SlurmdPort = {port}"; cat {here}/boot 2>/dev/null || : ;;
 "show node "*) for n in n1 n2 n3; do echo "NodeName=$n Arch=x"; echo "   NodeAddr=127.0.0.1 Port={port}"; done ;;
@@ -83,6 +85,10 @@ class Bench:
         lines = (self.here / "state" / training / "journal.jsonl").read_text().splitlines()
         return [e["action"] for e in map(json.loads, lines) if e["entry"] == "decision"]
 
+    def asked(self, *beginnings: str) -> set[str]:
+        """The questions to Slurm that begin so."""
+        return {a for a in (self.here / "asked").read_text().splitlines() if a.startswith(beginnings)}
+
     def line(self, attempt: int | str) -> str:
         """The line that a launch was started with; "plain" for one that jit-srun knows nothing of."""
         return (self.here / f"srun-{attempt}").read_text()
@@ -117,3 +123,7 @@ def fault(kind: str, rank: int, away: bool = False) -> dict[str, object]:
 
 
 STARTED = {"event": "started", "minibatch": 0, "restored": ""}
+COMMITTED = {"event": "committed", "directory": "/x", "minibatch": 4}
+# A launch that has saved, and whose srun does not end by itself.
+SAVED: dict[str, Any] = {"events": [STARTED, fault("death", 1), COMMITTED], "code": 0, "stays": 3}
+ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}

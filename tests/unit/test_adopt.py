@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit import srun_bench
-from tests.unit.srun_bench import REPO, STARTED, Bench, fault
+from tests.unit.srun_bench import ARRAY, REPO, SAVED, STARTED, Bench, fault
 
 ATTACHED = {"event": "attached", "rank": 0, "nodes": "n[1-2]", "step": "0"}
 
@@ -39,6 +39,13 @@ def test_what_never_attaches_is_left_alone(bench: Bench) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (7, "hello\n", "")
     assert bench.line(0) == "-n1 prog a b"
     assert not (bench.here / "state").exists()
+
+
+def test_a_task_of_an_array_asks_only_for_itself(bench: Bench) -> None:
+    """As jit-srun does."""
+    bench.environ |= ARRAY
+    bench.srun("-N2", "prog", play={"0": {**SAVED, "events": [ATTACHED, *SAVED["events"]]}})
+    assert bench.asked("show job", "show step") == {"show job 7_3", "show step 7_3"}
 
 
 def test_ranks_that_train_are_started_again(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit import srun_bench
-from tests.unit.srun_bench import REPO, STARTED, Bench, fault
+from tests.unit.srun_bench import ARRAY, REPO, SAVED, STARTED, Bench, fault
 
 
 @pytest.fixture
@@ -151,6 +151,13 @@ def test_what_ended_well_is_passed_over_on_the_way_to_what_did_not(bench: Bench)
     assert not (bench.here / "srun-0").exists()
     assert bench.run("prog", "b")[0] == 0
     assert bench.decisions("7.2") == ["requeue", "done"]
+
+
+def test_a_task_of_an_array_asks_only_for_itself(bench: Bench) -> None:
+    """The last task has the array's own number, which brings the steps of all of them, on other hosts too."""
+    bench.environ |= ARRAY
+    bench.run("-N2", "prog", play={"0": SAVED})
+    assert bench.asked("show job", "show step") == {"show job 7_3", "show step 7_3"}
 
 
 def test_output_files_of_srun_are_kept_over_a_relaunch(bench: Bench) -> None:

@@ -61,6 +61,34 @@ def test_a_job_held_after_a_failed_launch_is_known_by_its_reason() -> None:
     assert not parse_job(text.format("JobHeldUser")).held
 
 
+JOB = "JobId=4 JobName={name}\n   JobState=PENDING Reason=JobHeldAdmin\n   Requeue=1 Restarts=0\n   NodeList=\n"
+POSE = "   JobState=PENDING Reason=launch_failed_requeued_held\n   Requeue=1 Restarts=1"
+
+
+@pytest.mark.parametrize("name", [f"x\n{POSE}", f"x\n{POSE}\n   NodeList=\nJobId=4 JobName=y", "x\nJobId=9 JobName=y"])
+def test_a_name_with_line_breaks_cannot_pose(name: str) -> None:
+    """scontrol prints them (seen on 22.05): a user's job would pose as one that Slurm holds, not an administrator."""
+    with pytest.raises(SlurmError):
+        parse_job(JOB.format(name=name))
+    step = "StepId=4.0 UserId=1\n   Nodes=1 Name={}\n   SrunHost:Pid=n1:7\n"
+    with pytest.raises(SlurmError):
+        parse_step_of(step.format("x\n   SrunHost:Pid=n1:8"), 8)
+
+
+@pytest.mark.parametrize("separator", ["\n", "\x0b", "\x1c", "\x85", "\u2028"])
+def test_an_odd_name_that_poses_as_nothing_is_a_name(separator: str) -> None:
+    """Only a line break ends a line."""
+    assert not parse_job(JOB.format(name=f"two{separator}   lines")).held
+    if separator != "\n":
+        assert not parse_job(JOB.format(name=f"x{separator}" + POSE.partition("\n")[0])).held
+
+
+def test_a_whole_array_is_no_job() -> None:
+    """Its bare number brings all tasks, and the first one is anybody's."""
+    with pytest.raises(SlurmError):
+        parse_job("JobId=4 ArrayJobId=4 ArrayTaskId=2 JobName=x\n\nJobId=5 ArrayJobId=4 ArrayTaskId=1 JobName=x\n")
+
+
 def test_newer_versions_name_both_states() -> None:
     """CANCELLED,COMPLETING is read as it stands."""
     job = parse_job("JobId=4 JobName=x\n   JobState=CANCELLED,COMPLETING Reason=None\n")
