@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -20,13 +21,12 @@ from slurm_plugin import notice, requeue, slurm
 from slurm_plugin.contract import EXIT_LOST
 
 NOTICE_DEADLINE = 2.0  # seconds for jit-srun to answer; a live one answers in milliseconds
+WORDS = 1.0  # seconds that words may take to get out
 
 
 def say(settings: Settings, text: str) -> None:
     """Write one line for the user to standard error."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"jit-ckpt: rank {settings.rank} on {settings.node}: {text}\n")
-        sys.stderr.flush()
+    _say(f"jit-ckpt: rank {settings.rank} on {settings.node}: {text}\n")
 
 
 def notify(settings: Settings, event: Mapping[str, object]) -> bool:
@@ -76,8 +76,7 @@ def take_over(settings: Settings, away: Sequence[str], open_door: Callable[[], s
 def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str) -> None:
     """Say why, once per rank, and end."""
     if own_error:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(own_error)
+        _say(own_error)
     if not action.told:
         saved = "the state is saved" if action.saved else f"nothing could be saved: {action.reason}"
         say(settings, f"leaves because {fault.detail}; {saved}")
@@ -96,7 +95,27 @@ def end(code: int) -> NoReturn:
         for child in multiprocessing.active_children():  # they would hold the step open for seconds
             child.kill()
     torchrun.go_on()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    _within(WORDS, sys.stdout.flush)
+    _within(WORDS, sys.stderr.flush)
     os._exit(code)
+
+
+def _say(text: str) -> None:
+    def write() -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    _within(WORDS, write)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Call, but wait no longer: a pipe that nobody reads (a full disk, srun stopped) must keep no rank from leaving."""
+
+    def quiet() -> None:
+        with contextlib.suppress(Exception):
+            call()
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        thread = threading.Thread(target=quiet, daemon=True)
+        thread.start()
+        thread.join(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -92,6 +93,29 @@ def test_the_end_takes_the_children_along(tmp_path: Path) -> None:
     while _lives(state):  # killed, but on a busy machine not gone at once
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_output_that_nobody_reads_keeps_no_rank_from_leaving(stream: str) -> None:
+    """Its training thread is stuck in a print, as where srun is stopped or its output's disk hangs."""
+    program = (
+        "import sys, threading\n"
+        "from jitmpi import leave\n"
+        "from jitmpi.config import Settings\n"
+        "from slurm_plugin.contract import Options\n"
+        "settings = Settings(Options('/x'), '7', 0, 2, 'n1', 0, '')\n"
+        "def agent():\n"
+        "    leave.say(settings, 'rank 1 died')\n"
+        f"    leave.end({EXIT_LOST})\n"
+        "threading.Timer(1.0, agent).start()\n"
+        f"while True: sys.{stream}.write('x' * 4095 + chr(10))\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=-1, stderr=-1, env=environ) as child:
+        try:
+            assert child.wait(60) == EXIT_LOST
+        finally:
+            child.kill()
 
 
 def _lives(state: Path) -> bool:
