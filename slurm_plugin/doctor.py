@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import shutil
 import signal
 import sys
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.sbatch and not options.probe:
         print("jit-ckpt doctor: options for sbatch need --probe", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: the probe's job is cancelled, its folder removed
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the probe's job is cancelled, its folder removed
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _interrupt)
     try:
         findings, facts = examine_all(options)
     except KeyboardInterrupt:
@@ -91,7 +94,7 @@ def examine_all(options: argparse.Namespace) -> tuple[list[Finding], dict[str, o
     findings += inspect_host.hook_python(site.python, observe.modules(site.python))
     python = options.python or shutil.which("python") or shutil.which("python3") or sys.executable
     findings += inspect_host.job_python(python, observe.modules(python))
-    directory = os.path.abspath(options.dir or _pattern(site))
+    directory = os.path.abspath(options.dir or pattern(site))
     folder = observe.folder(directory)
     findings += inspect_host.directory(folder)
     facts: dict[str, object] = {}
@@ -121,10 +124,18 @@ def _probe(
     return results
 
 
-def _pattern(site: site_file.Site) -> str:
+def pattern(site: site_file.Site) -> str:
     """The directory that a job of this user gets; the job's id is not known yet."""
-    pattern = site.option.get("dir", DIRECTORY).replace("%u", os.environ.get("USER", str(os.getuid())))
-    return pattern.partition("%j")[0].rstrip("/") if "%j" in pattern else pattern
+    whole = site.option.get("dir", DIRECTORY).replace("%u", _user())
+    return os.path.dirname(whole.partition("%j")[0]) if "%j" in whole else whole  # the job makes what is below
+
+
+def _user() -> str:
+    """The name that sbatch puts for %u, whatever USER says; it refuses a user without one."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _site(path: str) -> site_file.Site | str:

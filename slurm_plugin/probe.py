@@ -71,7 +71,7 @@ def probe(
     except OSError as error:
         raise ProbeError(f"{directory}: {error.strerror}") from error
     try:
-        job = _submit(folder, python, loaded, sbatch, run)
+        job, run = _submit(folder, python, loaded, sbatch, run)
         try:
             return _await(folder, job, time.monotonic() + wait, say, run, look, visible)
         finally:
@@ -83,7 +83,8 @@ def probe(
                 os.rmdir(new)
 
 
-def _submit(folder: str, python: str, loaded: bool, sbatch: Sequence[str], run: Run) -> str:
+def _submit(folder: str, python: str, loaded: bool, sbatch: Sequence[str], run: Run) -> tuple[str, Run]:
+    """Return the job and the way to ask for it: on the cluster that sbatch was told to submit to (-M)."""
     script = os.path.join(folder, "job.sh")
     words = {"root": observe.ROOT, "python": python, "folder": folder}
     Path(script).write_text(SCRIPT.format(**{key: shlex.quote(str(word)) for key, word in words.items()}))
@@ -95,7 +96,9 @@ def _submit(folder: str, python: str, loaded: bool, sbatch: Sequence[str], run: 
         said = run(line, SUBMIT)
     except SlurmError as error:
         raise ProbeError(str(error)) from error
-    return said.strip().splitlines()[-1].partition(";")[0]
+    job, _, cluster = said.strip().splitlines()[-1].partition(";")
+    there = [f"--clusters={cluster}"] if cluster else []
+    return job, lambda command, patience: run([command[0], *there, *command[1:]], patience)
 
 
 def _await(
@@ -135,13 +138,17 @@ def _silent(folder: str, job: str, state: str, results: dict[str, Any]) -> str:
 def _end(job: str, run: Run, look: float) -> None:
     """Cancel the job if it still is there, and wait until its processes have left the folder."""
     slurm, until = ScontrolSlurm(run), time.monotonic() + GONE
-    with contextlib.suppress(SlurmError):
-        while slurm.job(job).completing or slurm.job(job).state not in OVER:
-            if slurm.job(job).state not in OVER:
+    while time.monotonic() < until:
+        try:
+            info = slurm.job(job)
+            if info.state not in OVER:
                 run(["scancel", job], SUBMIT)
-            if time.monotonic() > until:
+            elif not info.completing:
                 return
-            time.sleep(look)
+        except SlurmError:
+            if slurm.answers():
+                return  # Slurm has forgotten it
+        time.sleep(look)
 
 
 def _read(folder: str) -> dict[str, Any]:

@@ -39,6 +39,9 @@ PARTITION: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SIGNAL: Final = re.compile(r"[A-Z0-9]{1,10}")
 REASON: Final = re.compile(r"[A-Za-z0-9][ !#$%&'()*+,./0-9:;<>?@A-Z\[\]^_a-z{|}~-]{0,199}")  # no quote, no "="
 
+# Environment that sends a question to other clusters, or changes what a command does. A job's number is this cluster's.
+MISLEADING: Final = re.compile(r"SLURM_CLUSTERS|SCANCEL_\w+|SCONTROL_\w+", re.ASCII)
+
 Run = Callable[[Sequence[str], float], str]
 
 
@@ -179,7 +182,8 @@ def run_command(command: Sequence[str], patience: float) -> str:
     words = " ".join(command)
     if program is None:
         raise SlurmError(f"{words}: {command[0]} is not installed here")
-    env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    own = {name: value for name, value in os.environ.items() if not MISLEADING.fullmatch(name)}
+    env = {**own, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         done = subprocess.run(
             [program, *command[1:]],

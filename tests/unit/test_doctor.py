@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from slurm_plugin.built_for import built_for
 from slurm_plugin.findings import Finding, exit_code, to_json, to_text
 from slurm_plugin.slurm_text import SlurmError
 
+REPO = Path(__file__).resolve().parents[2]
 CONFIG = """\
 Configuration data as of 2026-11-29T20:18:09
 AuthInfo                = (null)
@@ -389,14 +392,19 @@ class Sbatch:
         self.lines: list[list[str]] = []
         self.ends, self.refuse, self.state = ends, refuse, state
         self.folder = Path()
+        self.away: tuple[int, ...] = ()  # commands that get no answer
 
     def __call__(self, command: Sequence[str], patience: float) -> str:
         self.lines.append(list(command))
+        if command[0] != "sbatch":
+            assert command[1] == "--clusters=far", "the local cluster may have a job of this number too"
+        if len(self.lines) in self.away:
+            raise SlurmError("slurmctld does not answer")
         if command[0] == "sbatch":
             if self.refuse:
                 raise SlurmError(self.refuse)
             self.folder = Path(command[-1]).parent
-            return "17;cluster\n"
+            return "17;far\n"
         if command[0] == "scancel":
             self.state = "CANCELLED"
             return ""
@@ -431,8 +439,52 @@ def test_probe_that_does_not_start_is_cancelled(tmp_path: Path) -> None:
     sbatch = Sbatch(state="PENDING")
     with pytest.raises(probe.ProbeError, match="PENDING: give --wait"):
         play(tmp_path, sbatch, wait=0.05)
-    assert ["scancel", "17"] in sbatch.lines
+    assert ["scancel", "--clusters=far", "17"] in sbatch.lines
     assert list(tmp_path.iterdir()) == []
+
+
+def test_probe_is_cancelled_also_when_slurm_is_away_for_a_moment(tmp_path: Path) -> None:
+    """It would run on, and write into a folder that is gone."""
+    sbatch = Sbatch(state="PENDING")
+    sbatch.away = (2, 3)  # the look at the job, and whether Slurm answers at all
+    with pytest.raises(probe.ProbeError, match="give --wait"):
+        play(tmp_path, sbatch, wait=-1.0)
+    assert ["scancel", "--clusters=far", "17"] in sbatch.lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_doctor_that_is_told_to_end_cancels_the_probe(tmp_path: Path, number: signal.Signals) -> None:
+    """Also when its terminal is closed: nothing is left behind."""
+    answers = {
+        "sbatch": 'case "$*" in *--version*) echo slurm 22.05.8;; *--help*) echo --jit-ckpt;; *) echo 17;; esac',
+        "scontrol": '[ "$2" != job ] || printf "JobId=17 JobName=x\\n   JobState=%s\\n" "$(cat state)"',
+        "scancel": "echo CANCELLED >state; echo $* >cancelled",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in answers.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    (tmp_path / "state").write_text("PENDING\n")
+    line = [sys.executable, "-m", "slurm_plugin.doctor", "--probe", "--dir", "ckpt", "--python", "/bin/false"]
+    environ = {**os.environ, "PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": str(REPO)}
+    with subprocess.Popen(
+        line, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stderr is not None
+        for said in one.stderr:
+            if "job 17 is PENDING" in said:
+                one.send_signal(number)
+    assert one.returncode == 130
+    assert (tmp_path / "cancelled").read_text() == "17\n"
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_the_directory_of_a_user_is_that_of_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the password database: USER may be anybody's, or missing."""
+    monkeypatch.setenv("USER", "somebody")
+    mine = site.Site(option={"dir": "/scratch/%u/x-%j/y"})
+    assert doctor.pattern(mine) == f"/scratch/{pwd.getpwuid(os.geteuid()).pw_name}"
 
 
 def test_probe_that_sbatch_refuses(tmp_path: Path) -> None:

@@ -316,6 +316,15 @@ def test_a_reason_cannot_smuggle_another_setting(reason: str) -> None:
         slurm.drain("ALL State=RESUME", "fine")
 
 
+def test_the_users_environment_does_not_lead_a_command_astray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's number would be looked up, or cancelled, on another cluster, or its batch script alone be signalled."""
+    for name in ("SLURM_CLUSTERS", "SCANCEL_BATCH", "SCONTROL_FEDERATION", "SLURM_CONF"):
+        monkeypatch.setenv(name, "given")
+    said = run_command(["env"], 10.0).splitlines()
+    assert [line for line in said if line.endswith("=given")] == ["SLURM_CONF=given"]
+    assert {"LC_ALL=C", "SLURM_TIME_FORMAT=%s"} <= set(said)
+
+
 def test_a_command_has_a_deadline_and_its_errors_are_told() -> None:
     """A command that hangs, fails or is missing is a SlurmError with its name in it."""
     with pytest.raises(SlurmError, match=r"no answer within 0\.2 s"):
