@@ -69,8 +69,7 @@ class Journal:
             raise JournalError(f"{contract.JOURNAL} in {self.directory} is not a file")
         text = _read_all(self._file)
         self.entries = parse(text)
-        if text and not text.endswith(b"\n"):
-            self._write(b"\n")  # ends a line torn by a crash, so that the next one is whole
+        self._torn = bool(text) and not text.endswith(b"\n")
 
     def append(self, entry: str, attempt: int, **fields: Any) -> Entry:
         """Add one entry and make it durable."""
@@ -92,10 +91,15 @@ class Journal:
         os.close(self._file)
 
     def _write(self, line: bytes) -> None:
+        """Write a line; one torn by a crash, or by a disk that was full before, is ended first."""
+        rest = b"\n" + line if self._torn else line
         try:
-            os.write(self._file, line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
+            self._torn = False
         except OSError as error:
+            self._torn = True
             self._complain(f"cannot write the journal in {self.directory} ({error.strerror}); going on without it")
 
 

@@ -8,6 +8,7 @@ Rule 2: a file is replaced as a whole; a reader sees the old one or the new one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -92,7 +93,8 @@ class Spool:
             try:
                 file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _QUIET, 0o600, dir_fd=where)
                 try:
-                    os.write(file, text)
+                    if os.write(file, text) != len(text):  # a full disk takes the first part and says nothing
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 finally:
                     os.close(file)
                 os.replace(aside, last, src_dir_fd=where, dst_dir_fd=where)

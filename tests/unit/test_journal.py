@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_plugin.journal import Checkpoint, Journal, JournalError, find_checkpoints, has_claim, parse
+from tests.unit.full_disk import full
 
 
 def quiet(text: str) -> None:
@@ -55,6 +56,22 @@ def test_a_torn_line_harms_neither_the_past_nor_the_future(tmp_path: Path) -> No
     journal.close()
     assert [e["attempt"] for e in parse(path.read_bytes())] == [0, 1]
     assert json.loads(path.read_text().splitlines()[-1])["entry"] == "launch"
+
+
+def test_a_full_disk_costs_only_the_entries_that_it_had_no_room_for(tmp_path: Path) -> None:
+    """It takes the first part of a line; that is said, and what comes later stands on lines of its own."""
+    said: list[str] = []
+    journal = Journal(str(tmp_path), "7", said.append)
+    journal.append("launch", 0)
+    path = Path(journal.directory) / "journal.jsonl"
+    with full(path.stat().st_size + 10):
+        journal.append("outcome", 0, code=83)
+    journal.append("launch", 1)
+    journal.close()
+    assert len(said) == 1
+    assert "going on without it" in said[0]
+    assert [(e["entry"], e["attempt"]) for e in parse(path.read_bytes())] == [("launch", 0), ("launch", 1)]
+    assert [e["entry"] for e in journal.entries] == ["launch", "outcome", "launch"]
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_plugin.spool import LONGEST, Spool, SpoolError
+from tests.unit.full_disk import full
 
 ME = os.geteuid()
 
@@ -95,6 +96,15 @@ def test_what_cannot_be_made_or_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="cannot write"):
         spool.write("links", b"x")
     assert [p.name for p in (tmp_path / "spool").iterdir()] == ["links"]
+
+
+def test_a_full_disk_leaves_the_old_file(spool: Spool) -> None:
+    """It takes the first part of what is written and says nothing: half a file would read as another one."""
+    spool.write("kernel-log", b"boot 5\n")
+    with full(4), pytest.raises(SpoolError, match="cannot write"):
+        spool.write("kernel-log", b"boot 17\n")
+    assert spool.read("kernel-log") == b"boot 5\n"
+    assert os.listdir(spool.path) == ["kernel-log"]
 
 
 def test_a_lock_keeps_others_out_for_a_while(spool: Spool) -> None:
