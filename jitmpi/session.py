@@ -5,6 +5,7 @@ Rule: everything that needs all ranks alive happens here, in this order; what co
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from jitmpi import comm, commit, config, leave, meet, preflight, process, replay, resume, store, torchrun
+from jitmpi import comm, commit, config, leave, meet, preflight, process, replay, replicas, resume, store, torchrun
 from jitmpi.agent import Agent
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
@@ -78,6 +79,7 @@ def _begin_once(settings: Settings, state: TrainingState) -> Run:
         raise AttachError("attach was called in a thread; signals can be taken in the main thread only: call it there")
     if _begun:
         raise AttachError("attach was called twice; one call protects all: optimizer and scheduler may be lists")
+    replicas.refuse_divided(state.model, state.optimizers)
     _begun.append(settings)
     if settings.rank in (0, settings.size - 1):  # one of two may be the one that dies before it can say so
         attached = {"event": "attached", "rank": settings.rank, "nodes": settings.step_nodes}
@@ -138,7 +140,7 @@ def _close(world: comm.World, settings: Settings, members: Sequence[Member]) -> 
 
 
 def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> None:
-    """Let rank 0 check for all that this state can be stored in this directory."""
+    """Let rank 0 check for all that this state can be stored in this directory, and all that it is theirs too."""
     problem = b""
     if settings.rank == 0:
         try:
@@ -150,6 +152,10 @@ def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> N
     answer = world.exchange(problem, time.monotonic() + BOOTSTRAP)[0]
     if answer:
         raise ConfigError(answer.decode())
+    rows = replicas.rows(state.tensors())
+    if len(set(world.exchange(replicas.digest(rows), time.monotonic() + BOOTSTRAP))) > 1:
+        tables = world.exchange(json.dumps(rows).encode(), time.monotonic() + BOOTSTRAP)
+        raise AttachError(replicas.difference([json.loads(table) for table in tables]))
 
 
 def _versions(world: comm.World) -> dict[str, str]:

@@ -36,6 +36,7 @@ class TrainingState:
 
     Attributes:
         model: as the user gave it, wrapped or not.
+        optimizers: those that update it.
         updates: whether there is anything that updates the model.
     """
 
@@ -47,13 +48,13 @@ class TrainingState:
         """
         self.model = model
         self._module = buffers.unwrapped(model)
-        self._optimizers, self._schedulers = _several(optimizer), _several(scheduler)
+        self.optimizers, self._schedulers = _several(optimizer), _several(scheduler)
         self._scaler = scaler if scaler is None or _enabled(scaler) else None
-        for number, one in enumerate(self._optimizers):
+        for number, one in enumerate(self.optimizers):
             if not hasattr(one, "param_groups") or not hasattr(one, "state"):
                 raise AttachError(f"optimizer {number} is a {type(one).__name__}: it has no param_groups and state")
         self._tail = Tail(self._schedulers)
-        self._updates = Updates(self._optimizers, self._scaler)
+        self._updates = Updates(self.optimizers, self._scaler)
         self._forward: Any = None
         self._had_gradients = False
         self._first: tuple[int, bytes] | None = None  # a minibatch and its scalars at its first boundary
@@ -65,7 +66,7 @@ class TrainingState:
     @property
     def updates(self) -> bool:
         """Whether there is an optimizer."""
-        return bool(self._optimizers)
+        return bool(self.optimizers)
 
     @property
     def training(self) -> bool:
@@ -80,7 +81,7 @@ class TrainingState:
     @property
     def fewest_updates(self) -> int:
         """How many updates make a minibatch: one for each optimizer, or the one of the GradScaler."""
-        return 1 if self._scaler is not None else max(1, len(self._optimizers))
+        return 1 if self._scaler is not None else max(1, len(self.optimizers))
 
     def tensors(self) -> list[tuple[TensorInfo, torch.Tensor]]:
         """Return every tensor of the state in canonical order: live, not copied.
@@ -202,7 +203,7 @@ class TrainingState:
         clean = buffers.names(self._module)
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             named.setdefault(id(tensor), (tensor, f"model/{clean(name)}"))
-        for number, optimizer in enumerate(self._optimizers):
+        for number, optimizer in enumerate(self.optimizers):
             for g, group in enumerate(optimizer.param_groups):
                 for p, tensor in enumerate(group["params"]):
                     named.setdefault(id(tensor), (tensor, f"extra/{_numbered('optimizer', number)}.{g}.{p}"))
@@ -213,7 +214,7 @@ class TrainingState:
         names = {key: name for key, (_, name) in named.items()}
         found.known = names
         trees: dict[str, Any] = {"optimizers": [], "schedulers": []}
-        for number, optimizer in enumerate(self._optimizers):
+        for number, optimizer in enumerate(self.optimizers):
             trees["optimizers"].append(_strip_optimizer(optimizer, _numbered("optimizer", number), names, found))
         for number, scheduler in enumerate(self._schedulers):
             name = _numbered("scheduler", number)
@@ -236,7 +237,7 @@ class TrainingState:
                 here = f"{device.dtype_name(mine.dtype)}{list(mine.shape)}"
                 wrong.append(f"{name} is {info.dtype}{list(info.shape)} in the checkpoint, {here} here")
         names = {id(tensor): name for name, tensor in named.items()}
-        groups = [[[names[id(p)] for p in g["params"]] for g in o.param_groups] for o in self._optimizers]
+        groups = [[[names[id(p)] for p in g["params"]] for g in o.param_groups] for o in self.optimizers]
         if [tree["params"] for tree in values["optimizers"]] != groups:
             wrong.append("the optimizers' parameter groups differ")
         if len(values["schedulers"]) != len(self._schedulers):
@@ -248,7 +249,7 @@ class TrainingState:
             raise MismatchError(f"the checkpoint is of another model: {'; '.join(wrong[:5])}{more}")
 
     def _plant(self, values: Any, loaded: Mapping[str, torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:
-        for optimizer, tree in zip(self._optimizers, values["optimizers"], strict=True):
+        for optimizer, tree in zip(self.optimizers, values["optimizers"], strict=True):
             _plant_optimizer(optimizer, tree, loaded, named)
         for scheduler, tree in zip(self._schedulers, values["schedulers"], strict=True):
             scheduler.load_state_dict(plant(tree, loaded, None))
