@@ -32,7 +32,7 @@ def begin(
     """Ask each file system; what is returned waits for the answers until `deadline` and gives the findings."""
     with open(table, encoding="utf-8", errors="surrogateescape") as file:
         mounted = points(file.read())
-    asked = {path: _ask(path, spool) if path in mounted else None for path in wanted}
+    asked = {path: _ask(path, spool) if _point(path) in mounted else None for path in wanted}
 
     def end() -> list[Finding]:
         found = (_judge(path, child, deadline) for path, child in asked.items())
@@ -69,6 +69,11 @@ def _ask(path: str, spool: Spool | None) -> Child:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _point(path: str) -> str:
+    """Write a path as the table does: "/scratch/" is /scratch, which every node would lack otherwise."""
+    return "/" + "/".join(filter(None, path.split("/")))
 
 
 def _unescape(text: str) -> str:

@@ -97,6 +97,16 @@ def test_any_failure_of_ours_is_srun(bench: Bench, trouble: str) -> None:
     assert bench.line("plain") == "-n1 prog"
 
 
+def test_the_interpreter_is_that_of_the_sites_file(bench: Bench) -> None:
+    """Also where its line is the last one and has no end."""
+    own = bench.here / "python"
+    own.write_text(f'#!/bin/sh\n: >{bench.here}/used\nexec {sys._base_executable} "$@"\n')
+    own.chmod(0o755)
+    (bench.here / "jit-ckpt.conf").write_text(f"keep = 3\npython = {own}")
+    assert bench.srun("prog").returncode == 0
+    assert (bench.here / "used").exists()
+
+
 @pytest.mark.parametrize("step", ["", "-5", "4294967291"])
 def test_a_batch_script_may_have_a_step_number(bench: Bench, step: str) -> None:
     """As in Slurm 26.05: its srun is taken over all the same."""

@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from slurm_plugin.evidence import BAD, Finding
 from slurm_plugin.mounts import begin, points
 from slurm_plugin.spool import Spool
@@ -38,6 +40,14 @@ def test_one_that_answers_is_fine_and_one_that_is_missing_bad(tmp_path: Path) ->
     assert look(tmp_path, str(tmp_path), "/") == []
     (found,) = look(tmp_path, str(tmp_path), "/no/such/mount")
     assert (found.grade, found.what) == (BAD, "/no/such/mount is not mounted")
+
+
+@pytest.mark.parametrize("written", ["{}/", "/{}", "//{}//"])
+def test_slashes_too_many_make_no_node_bad(tmp_path: Path, written: str) -> None:
+    """An administrator's `mounts = /scratch/` would drain every node."""
+    table = tmp_path / "mountinfo"
+    table.write_text(f"1 1 0:1 / {tmp_path} rw - x x rw\n2 1 0:2 / / rw - x x rw\n")
+    assert begin([written.format(tmp_path), "//"], time.monotonic() + 10, None, str(table))() == []
 
 
 def test_one_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
