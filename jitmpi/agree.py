@@ -20,7 +20,7 @@ class Decision:
 
     Attributes:
         savers: shard -> the ranks that hold it intact, in order.
-        contexts: rank -> its replay context for `minibatch`; ranks in `unknown` have none.
+        contexts: rank -> its replay context for `minibatch`; those of ranks in `unknown` are borrowed from the others.
         notes: what a person should know: contexts that are forecasts or missing, tails that were cut off.
     """
 
@@ -57,9 +57,10 @@ def decide(reports: Iterable[Report], *, world: int, shards: int = 1, unfit: Col
     minibatch = next((m for m in covered if len(best[m]) == world), covered[0])
     contexts, doubts = _with_users_state(best[minibatch], ordered)
     unknown = tuple(r for r in range(world) if r not in contexts)
-    notes = [f"rank {r}: its replay context is lost" for r in unknown]
+    notes = [f"rank {r}: its replay context is lost; it goes on at the others' place in the data" for r in unknown]
     notes += doubts
     notes += _lost_buffers(contexts)
+    contexts |= _borrowed(unknown, contexts)
     savers = {shard: tuple(ranks) for shard, ranks in sorted(holders[minibatch].items())}
     saving = {rank for ranks in savers.values() for rank in ranks}
     notes += [f"rank {r.rank}: {r.note}" for r in ordered if r.note and r.rank in saving]
@@ -94,6 +95,26 @@ def _with_users_state(
         else:
             notes.append(f"rank {rank}: its run.state is that of the end of its forward pass")
     return found, notes
+
+
+def _borrowed(unknown: Iterable[int], known: Mapping[int, Context]) -> dict[int, Context]:
+    """Make up what ranks need whose contexts are lost: without a place they would begin with the first epoch again.
+
+    The place in the data and the user's state are the first known rank's. Random states are what all others agree in
+    (scripts that seed all ranks alike); where each has its own, the lost one goes on with those of its start.
+    """
+    if not known:
+        return {}
+    first = known[min(known)].pieces
+    common = {name for name in first if all(c.pieces.get(name) == first[name] for c in known.values())}
+    starts = {name for name in first if name.startswith("start/")}
+    if len(known) == 1:
+        common = set()
+    elif not starts <= common:  # a part of them is of no use
+        common -= starts
+    pieces = {name: raw for name, raw in first.items() if name in common or name in ("position", "user")}
+    minibatch = known[min(known)].minibatch
+    return {rank: Context(rank, minibatch, False, pieces) for rank in unknown}
 
 
 def _lost_buffers(contexts: Mapping[int, Context]) -> list[str]:

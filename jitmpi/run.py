@@ -105,6 +105,9 @@ class Run:
     def before_update(self) -> None:
         """Optimizer hook."""
         if self._recorder is not None:
+            if not self._used:  # no forward pass was seen: the model is in evaluation mode, or called in another way
+                self._state.updates_in_evaluation |= not self._state.training
+                self.after_forward()
             self._recorder.begin_update()
 
     def after_update(self) -> None:

@@ -37,6 +37,7 @@ class TrainingState:
     Attributes:
         model: as the user gave it, wrapped or not.
         optimizers: those that update it.
+        updates_in_evaluation: seen to be updated in evaluation mode, as to freeze BatchNorm: the mode tells nothing.
         updates: whether there is anything that updates the model.
     """
 
@@ -55,6 +56,7 @@ class TrainingState:
                 raise AttachError(f"optimizer {number} is a {type(one).__name__}: it has no param_groups and state")
         self._tail = Tail(self._schedulers)
         self._updates = Updates(self.optimizers, self._scaler)
+        self.updates_in_evaluation = False
         self._forward: Any = None
         self._had_gradients = False
         self._first: tuple[int, bytes] | None = None  # a minibatch and its scalars at its first boundary
@@ -70,8 +72,8 @@ class TrainingState:
 
     @property
     def training(self) -> bool:
-        """Whether the model is in training mode, and not evaluated just now."""
-        return self._module.training
+        """Whether the model is trained, and not evaluated just now, as far as its mode tells."""
+        return self._module.training or self.updates_in_evaluation
 
     def buffer_source(self) -> dict[str, bytes]:
         """Return the piece that names the rank whose buffers DDP gives to all at the next forward pass, if it does."""

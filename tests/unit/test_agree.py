@@ -71,6 +71,24 @@ def test_a_lost_context_is_said() -> None:
     assert "rank 1" in decision.notes[0]
 
 
+def lives(rank: int, *, seeded_alike: bool) -> Report:
+    pieces = {"position": b'{"epoch":3,"feed":0,"index":7,"done":false}', "user": b"{}", "buffer/own": bytes([rank])}
+    for name in ("random/torch", "start/random/torch", "start/loader/own"):
+        pieces[name] = b"alike" if seeded_alike else bytes([rank])
+    pieces["start/random/python"] = b"alike"
+    return report(rank, 2, Context(rank, 2, True, pieces))
+
+
+@pytest.mark.parametrize("seeded_alike", [True, False])
+def test_a_rank_whose_context_is_lost_goes_on_where_the_others_do(seeded_alike: bool) -> None:
+    """Not in the first epoch. It gets random states too where all others agree in them; its own buffers it does not."""
+    decision = decide([lives(rank, seeded_alike=seeded_alike) for rank in (0, 2)], world=3)
+    borrowed = decision.contexts[1]
+    same = {"random/torch", "start/random/torch", "start/random/python", "start/loader/own"} if seeded_alike else set()
+    assert set(borrowed.pieces) == {"position", "user"} | same
+    assert (borrowed.rank, borrowed.minibatch, decision.unknown, decision.exact) == (1, 2, (1,), False)
+
+
 def test_a_rank_that_cannot_write_does_not_save() -> None:
     """An unfit rank's contexts count, its disk does not."""
     contexts = (context(0, 2), context(1, 2))

@@ -101,6 +101,20 @@ def test_every_boundary_is_passed_once() -> None:
     assert log.events[:4] == ["forecast", "begin", "end", "forecast"]
 
 
+def test_a_model_that_is_trained_in_evaluation_mode_has_forecasts_too() -> None:
+    """As with frozen BatchNorm: the forward pass does not show, the update does; and it is no evaluation that hangs."""
+    model, optimizer, state = objects()
+    log = Log()
+    run = hooked(state, log)
+    model.eval()
+    assert not state.training
+    for (x,) in run.minibatches(loader()):
+        model(x).sum().backward()
+        optimizer.step()
+    assert log.events == ["forecast", "begin", "end"] * 3
+    assert state.training
+
+
 def test_micro_batches_belong_to_one_minibatch() -> None:
     """With gradient accumulation a minibatch ends with its update, and its position is that of its first batch."""
     model, optimizer, state = objects()
