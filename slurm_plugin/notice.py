@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import itertools
 import json
 import secrets
 import selectors
@@ -25,6 +26,9 @@ LINE_LIMIT: Final = 1 << 20  # a fault names the node of every rank: 20 bytes fo
 CONNECTIONS: Final = 64  # only a few ranks of a launch speak, one notice a connection
 PATIENCE: Final = 10.0  # seconds a connection may take to deliver its line
 AGAIN: Final = 0.05  # seconds until a caller that was turned away calls again
+AT_ONCE: Final = (
+    256  # nodes: a user's processes have no more than 1024 files as a rule, and one without is no dead node
+)
 MAC_BYTES: Final = 32
 REPLY: Final = b"ok\n"
 
@@ -181,10 +185,19 @@ class Listener:
 
 
 def answering(addresses: Mapping[str, tuple[str, int]], patience: float = 1.0) -> frozenset[str]:
-    """Ask all nodes at once whether they answer: name -> (address, port) in, the names that took a connection out.
+    """Ask nodes whether they answer, many at once: name -> (address, port) in, the names that took a connection out.
 
-    A node that refuses the connection is alive, but its slurmd is not, and nothing can be started there.
+    A node that refuses the connection is alive, but its slurmd is not, and nothing can be started there. `patience`, in
+    seconds, is for each AT_ONCE of them.
     """
+    asked = iter(addresses.items())
+    alive: frozenset[str] = frozenset()
+    while some := dict(itertools.islice(asked, AT_ONCE)):
+        alive |= _answering(some, patience)
+    return alive
+
+
+def _answering(addresses: Mapping[str, tuple[str, int]], patience: float) -> frozenset[str]:
     deadline = time.monotonic() + patience
     alive: set[str] = set()
     with selectors.DefaultSelector() as selector:

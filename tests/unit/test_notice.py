@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import threading
 import time
@@ -156,3 +157,15 @@ def test_only_nodes_that_take_a_connection_answer() -> None:
         }
         assert notice.answering(addresses) == {"n1"}
     assert notice.answering({}) == frozenset()
+
+
+def test_a_job_of_more_nodes_than_files_loses_none() -> None:
+    """A process may open 1024 files as a rule: a node for which there was none left would count as dead."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
+        addresses = {f"n{i}": ("127.0.0.1", server.getsockname()[1]) for i in range(600)}
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+        try:
+            assert notice.answering(addresses) == set(addresses)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
