@@ -16,6 +16,10 @@
 
 #include "jit_ckpt.h"
 
+/* Bytes of a file that is full, for jobs with tens of thousands of tasks on a node: the epilog reads no
+ * longer ones (LONGEST of slurm_plugin/spool.py), and no user shall fill root's disk. */
+enum { FULL = (1 << 20) - 4096 };
+
 enum { AS_FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
 
 /* Close without losing the reason for which we close. */
@@ -113,7 +117,7 @@ int jit_spool_note(const char *spool, const struct jit_ended *ended, struct jit_
         jit_why_set(why, "cannot open '%s/%s/%s': %s", spool, job, JIT_TASKS, strerror(errno));
         return -1;
     }
-    written = write(file, line, (size_t)length);
+    written = lseek(file, 0, SEEK_END) < FULL ? write(file, line, (size_t)length) : length;
     if (written == length)
         rc = 0;
     else

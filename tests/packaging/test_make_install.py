@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.packaging.conftest import REPO
 
 
@@ -41,3 +43,15 @@ def test_programs_are_replaced_at_once(tmp_path: Path) -> None:
         with file:
             assert file.read() == "old", file.name
     assert not list(tmp_path.rglob("*.new"))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_package_that_was_damaged_can_be_removed(tmp_path: Path, there: bool) -> None:
+    """What was compiled goes; where nothing is left of the code, dpkg has no reason to stop."""
+    cache = tmp_path / "usr/lib/jit-ckpt/python/jitmpi/__pycache__"
+    if there:
+        cache.mkdir(parents=True)
+    text = (REPO / "packaging/deb/prerm").read_text(encoding="utf-8").replace("/usr/lib", f"{tmp_path}/usr/lib")
+    subprocess.run(["/bin/sh", "-c", text, "prerm", "remove"], check=True, timeout=30)
+    assert not cache.exists()
+    assert cache.parent.exists() == there

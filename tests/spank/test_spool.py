@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_plugin.evidence import of_tasks
+from slurm_plugin.spool import LONGEST, Spool
+
 Note = Callable[..., str]
 
 
@@ -31,6 +34,20 @@ def test_made_private_whatever_the_umask(note: Note, tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "spool" / "1" / "tasks").stat().st_mode & 0o7777 == 0o600
+
+
+def test_a_job_of_very_many_tasks_keeps_the_first_ones(note: Note, tmp_path: Path) -> None:
+    """The epilog reads no file that is longer than a MiB, and would know nothing of the job."""
+    spool = tmp_path / "spool"
+    assert note(spool, 1, 0, 0, 11, 1) == ""
+    tasks = spool / "1" / "tasks"
+    with tasks.open("a") as file:
+        file.write("0 1 0 1\n" * (LONGEST // 8 - 600))
+    for rank in range(1000):
+        assert note(spool, 1, 0, rank, 0, 1700000000) == ""
+    assert LONGEST - 4096 <= tasks.stat().st_size <= LONGEST
+    text = Spool(str(spool), os.geteuid()).read("1/tasks")
+    assert [f.what for f in of_tasks(text)] == ["rank 0 of step 0 died of SIGSEGV"]
 
 
 def test_lines_do_not_mix(note: Note, tmp_path: Path) -> None:
