@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
@@ -159,12 +160,17 @@ def link_exclusively(source: str, target: str) -> bool:
             os.unlink(near)
 
 
-def _link(source: str, target: str) -> bool:
+def _link(source: str, target: str, link: Callable[..., None] = os.link) -> bool:
     try:
-        os.link(source, target, follow_symlinks=False)
+        link(source, target, follow_symlinks=False)
     except FileExistsError:
         # NFS may carry a link out and still answer EEXIST to the repeated request, so the file itself is asked.
         return os.path.samestat(os.lstat(source), os.lstat(target))
+    except OSError:
+        with suppress(OSError):  # nor is an error, such as that of a server that was lost meanwhile, proof of no link
+            if os.path.samestat(os.lstat(source), os.lstat(target)):
+                return True
+        raise
     return True
 
 

@@ -11,11 +11,26 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from jitmpi import comm, commit, config, leave, meet, preflight, process, replay, replicas, resume, store, torchrun
+from jitmpi import (
+    comm,
+    commit,
+    config,
+    leave,
+    meet,
+    preflight,
+    process,
+    replay,
+    replicas,
+    resume,
+    store,
+    tidy,
+    torchrun,
+)
 from jitmpi.agent import Agent
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
@@ -101,6 +116,7 @@ def _begin(settings: Settings, state: TrainingState) -> Run:
 
 def _protect(world: comm.World, settings: Settings, state: TrainingState, watchdog: threading.Timer) -> Run:
     _preflight(world, settings, state)
+    settings = _count(world, settings)
     plane, members = meet.connect(world, settings, time.monotonic() + BOOTSTRAP)
     watchdog.cancel()
     staging = commit.staging(settings.job_directory, settings.attempt)
@@ -156,6 +172,15 @@ def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> N
     if len(set(world.exchange(replicas.digest(rows), time.monotonic() + BOOTSTRAP))) > 1:
         tables = world.exchange(json.dumps(rows).encode(), time.monotonic() + BOOTSTRAP)
         raise AttachError(replicas.difference([json.loads(table) for table in tables]))
+
+
+def _count(world: comm.World, settings: Settings) -> Settings:
+    """Number a launch that jit-srun did not number, as in salloc: an attempt commits once, whatever came before."""
+    if settings.launcher:
+        return settings
+    own = max(settings.attempt, tidy.next_attempt(settings.job_directory)) if settings.rank == 0 else 0
+    first = world.exchange(b"%d" % own, time.monotonic() + BOOTSTRAP)[0]
+    return replace(settings, attempt=int(first))
 
 
 def _versions(world: comm.World) -> dict[str, str]:

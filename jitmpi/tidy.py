@@ -61,6 +61,12 @@ def committed(job_directory: str) -> list[Committed]:
     return sorted(found, key=lambda c: c.age, reverse=True)
 
 
+def next_attempt(job_directory: str) -> int:
+    """Return the first number that no launch of the job has used for a checkpoint, whole or half-written."""
+    matches = (kind.fullmatch(name) for name in _entries(job_directory) for kind in (CLAIM_NAME, ASIDE_NAME))
+    return max((int(match[match.lastindex or 1]) for match in matches if match), default=-1) + 1
+
+
 def finish(job_directory: str) -> None:
     """Make every claimed checkpoint visible, and remove what older attempts than the newest claim left half-written.
 

@@ -99,7 +99,8 @@ class Adoption:
     ) -> None:
         self._line, self._request, self._size, self._options = line, request, size, options
         self._known_by, self._name, self._hold = known_by, name, held
-        self._attempt = next_attempt(read(os.path.join(options.dir, name, contract.JOURNAL)))
+        directory = os.path.join(options.dir, name)
+        self._attempt = next_attempt(read(os.path.join(directory, contract.JOURNAL)), directory)
         self._slurm = open_slurm()
         self._nodes: list[str] = []  # of the ranks, in their order, once one of them has said so
         self._relauncher: Relauncher | None = None

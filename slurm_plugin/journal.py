@@ -80,7 +80,7 @@ class Journal:
 
     def next_attempt(self) -> int:
         """Return the number of the next launch: the numbers go on over requeues."""
-        return next_attempt(self.entries)
+        return next_attempt(self.entries, self.directory)
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return the committed checkpoints that are still there, the newest last."""
@@ -103,10 +103,10 @@ class Journal:
             self._complain(f"cannot write the journal in {self.directory} ({error.strerror}); going on without it")
 
 
-def next_attempt(entries: Iterable[Entry]) -> int:
-    """Return the number of the launch that comes after these entries."""
+def next_attempt(entries: Iterable[Entry], directory: str) -> int:
+    """Return the number of the launch that comes after these entries, and after what was saved without jit-srun."""
     attempts = [e["attempt"] for e in entries if e.get("entry") == "launch" and isinstance(e.get("attempt"), int)]
-    return max(attempts, default=-1) + 1
+    return max([*attempts, *_claims(_names(directory))], default=-1) + 1
 
 
 def read(path: str) -> list[Entry]:
@@ -141,17 +141,25 @@ def find_checkpoints(directory: str) -> tuple[Checkpoint, ...]:
 
     A claim without a visible folder counts while its hidden folder is there: the next restore finishes the renaming.
     """
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return ()
-    claimed = {int(m.group(1)) for n in names if (m := re.fullmatch(r"claim-r(\d+)\.json", n))}
+    names = _names(directory)
+    claimed = _claims(names)
     visible = [m for n in names if (m := re.fullmatch(r"m(\d+)-r(\d+)", n))]
     found = {Checkpoint(int(m.group(2)), int(m.group(1))) for m in visible if int(m.group(2)) in claimed}
     hidden = {int(m.group(1)) for n in names if (m := re.fullmatch(r"\.m\d+-r(\d+)-e\d+-c\d+", n))}
     for attempt in hidden & claimed - {c.attempt for c in found}:
         found.add(Checkpoint(attempt, _claimed_minibatch(directory, attempt)))
     return tuple(sorted(found, key=lambda c: (c.attempt, c.minibatch)))
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _claims(names: Iterable[str]) -> set[int]:
+    return {int(m.group(1)) for n in names if (m := re.fullmatch(r"claim-r(\d+)\.json", n))}
 
 
 def _claimed_minibatch(directory: str, attempt: int) -> int:

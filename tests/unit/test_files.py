@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def test_the_first_link_wins(tmp_path: Path) -> None:
     assert files.link_exclusively(str(tmp_path / "one"), target)
     assert not files.link_exclusively(str(tmp_path / "two"), target)
     assert Path(target).read_text() == "one"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EEXIST, errno.ETIMEDOUT])
+def test_a_link_whose_answer_was_lost_is_a_link(tmp_path: Path, number: int) -> None:
+    """Or its files would be removed while the claim on them stands."""
+
+    def link(source: str, target: str, *, follow_symlinks: bool, carried_out: bool = True) -> None:
+        if carried_out:
+            os.link(source, target, follow_symlinks=follow_symlinks)
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "one").write_text("one")
+    with pytest.raises(OSError, match="No such file" if number == errno.EEXIST else os.strerror(number)):
+        files._link(str(tmp_path / "one"), str(tmp_path / "none"), partial(link, carried_out=False))
+    assert files._link(str(tmp_path / "one"), str(tmp_path / "target"), link)
 
 
 def test_links_between_folders_are_not_needed(island: Path) -> None:

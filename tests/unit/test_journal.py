@@ -34,6 +34,16 @@ def test_entries_come_back_in_a_later_life_of_the_job(tmp_path: Path) -> None:
     second.close()
 
 
+def test_what_was_saved_without_jit_srun_is_counted_too(tmp_path: Path) -> None:
+    """A launch under a number that is claimed already could save nothing."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "claim-r4.json").write_text("{}")
+    journal = Journal(str(tmp_path), "7", quiet)
+    journal.append("launch", 2)
+    assert journal.next_attempt() == 5
+    journal.close()
+
+
 def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     """The directory is 0700 and the journal 0600 from birth, whatever the umask."""
     old = os.umask(0)

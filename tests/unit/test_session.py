@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,3 +76,30 @@ def test_mpi_that_stays_open_where_that_costs_the_job_is_said(
     session._close(world, replace(SETTINGS, mpi_type=mpi), members)  # type: ignore[arg-type]
     assert world.closed == 1
     assert ("Slurm's pmix ends all others" in capsys.readouterr().err) is warned
+
+
+class Said(World):
+    """A world in which rank 0 has said something."""
+
+    def exchange(self, value: bytes, deadline: float) -> list[bytes]:
+        return [value, b"", b""]
+
+
+@pytest.mark.parametrize(
+    ("there", "launcher", "attempt"),
+    [
+        ([], "", 2),
+        (["claim-r0.json", "m9-r0"], "", 2),
+        (["claim-r2.json"], "", 3),
+        ([".m9-r6-e1-c0", "claim-r4.json"], "", 7),
+        (["claim-r2.json"], "n1:1:ab", 2),
+    ],
+)
+def test_a_launch_that_nobody_has_numbered_gets_a_number_of_its_own(
+    tmp_path: Path, there: list[str], launcher: str, attempt: int
+) -> None:
+    """srun again and again in salloc: each start may save, and none finds the files of another in its way."""
+    for name in there:
+        (tmp_path / "1" / name).mkdir(parents=True)
+    settings = replace(SETTINGS, options=Options(str(tmp_path)), launcher=launcher, attempt=2)
+    assert session._count(Said(held=False), settings).attempt == attempt  # type: ignore[arg-type]
