@@ -12,12 +12,15 @@ from typing import Final
 
 from slurm_plugin.slurm_text import SlurmError, expand
 
-# From srun(1), Slurm 22.05 to 25.11: long options that never take the next word as their value ...
+# From srun(1), Slurm 22.05 to 26.05, and pyxis: long options that never take the next word as their value ...
 FLAGS: Final = (
-    " bcast compress contiguous debugger-test disable-status exact exclusive external get-user-env help hold immediate"
-    " interactive jit-ckpt join kill-on-bad-exit label multi-prog nice no-allocate no-kill no-rotate overcommit overlap"
-    " oversubscribe parallel preserve-env propagate pty quiet quit-on-interrupt reboot resv-ports send-libs share"
-    " spread-job stepmgr test-only unbuffered usage use-min-nodes verbose version whole x11 "
+    " async bcast compress consolidate-segments contiguous debugger-test disable-status exact exclusive external"
+    " get-user-env help hold immediate interactive jit-ckpt join kill-on-bad-exit label multi-prog nice no-allocate"
+    " no-kill no-rotate oom-kill-step overcommit overlap oversubscribe parallel parsable preserve-env propagate pty"
+    " quiet quit-on-interrupt reboot resv-ports send-libs share spread-job spread-segments stepmgr test-only"
+    " unbuffered usage use-min-nodes verbose version wait-for-children whole x11"
+    " container-entrypoint container-entrypoint-log container-mount-home container-readonly container-remap-root"
+    " container-writable no-container-entrypoint no-container-mount-home no-container-remap-root "
 )
 # ... and short ones that do.
 VALUED: Final = frozenset("ABbCcDdeFGiJLMmNnopPqrStTUWwx")

@@ -14,17 +14,23 @@
 
 #include "jit_ckpt.h"
 
-/* Options of sbatch, salloc and srun (22.05 to 25.11) whose next word is not their value. `wait` and -W take
+/* Options of sbatch, salloc and srun (22.05 to 26.05) whose next word is not their value. `wait` and -W take
  * a value in srun and salloc, not in sbatch. */
 /* clang-format off */
 static const char *const FLAGS[] = {
-    "bcast", "bell", "compress", "consolidate-segments", "contiguous", "debugger-test", "disable-status",
+    "async", "bcast", "bell", "compress", "consolidate-segments", "contiguous", "debugger-test", "disable-status",
     "disable-stdout-job-summary", "exact", "exclusive", "external", "get-user-env", "help", "hold",
     "ignore-pbs", "immediate", "interactive", "kill-command", "kill-on-bad-exit", "label", "multi-prog",
     "nice", "no-allocate", "no-bell", "no-kill", "no-requeue", "no-shell", "oom-kill-step", "overcommit",
-    "overlap", "oversubscribe", "parsable", "preserve-env", "propagate", "pty", "quiet", "reboot",
-    "requeue", "resv-ports", "send-libs", "share", "spread-job", "stepmgr", "test-only", "unbuffered",
-    "usage", "use-min-nodes", "verbose", "version", "whole", "x11",
+    "overlap", "oversubscribe", "parsable", "preserve-env", "propagate", "pty", "quiet", "quit-on-interrupt",
+    "reboot", "requeue", "resv-ports", "send-libs", "share", "spread-job", "spread-segments", "stepmgr",
+    "test-only", "unbuffered", "usage", "use-min-nodes", "verbose", "version", "whole", "x11",
+};
+/* The same, but not when shortened: the beginnings are others' names. Those of pyxis are there on many sites. */
+static const char *const WHOLE_FLAGS[] = {
+    "container-entrypoint", "container-entrypoint-log", "container-mount-home", "container-readonly",
+    "container-remap-root", "container-writable", "no-container-entrypoint", "no-container-mount-home",
+    "no-container-remap-root", "wait-for-children",
 };
 /* clang-format on */
 static const char SHORT_FLAGS[] = "EHOQVXZhlsuv";
@@ -63,6 +69,9 @@ static bool long_wants_value(const char *name, bool sbatch)
 
     for (size_t i = 0; i < JIT_LENGTH(FLAGS); i++)
         if (begins(FLAGS[i], name, length))
+            return false;
+    for (size_t i = 0; i < JIT_LENGTH(WHOLE_FLAGS); i++)
+        if (strcmp(WHOLE_FLAGS[i], name) == 0)
             return false;
     return topic_of(name, length) != JIT_SAYS_OPTION && !(sbatch && strcmp(name, "wait") == 0);
 }

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from slurm_plugin.arguments import parse
+
+# Options that --help writes without "=" although they take a value, always or in sbatch.
+VALUED = {"container", "container-id", "export", "mem", "wait", "wrap"}
+
+
+@pytest.mark.parametrize("tool", ["sbatch", "salloc", "srun"])
+def test_the_flags_of_the_installed_slurm_are_known(said_by: Callable[[str], Any], tool: str, tmp_path: Path) -> None:
+    """One that is not would swallow the word behind it: the option, or the program."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=a\nPartitionName=p Nodes=a\n")
+    line, environ = [tool, "--help"], {**os.environ, "SLURM_CONF": str(conf)}
+    text = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=30, check=True).stdout
+    found = re.findall(r"^ +(?:-(\w), )?--([a-z0-9-]+)(?![a-z0-9=-])", text, re.MULTILINE)
+    assert len(found) > 15
+    for letter, name in found:
+        for word in [f"--{name}"] * (name not in VALUED) + [f"-{letter}"] * bool(letter):
+            assert "option" in said_by(f"{tool} {word} --jit-ckpt job.sh").told(), word
+            if tool == "srun":
+                assert parse([word, "program"], {}).rest == (word, "program")
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "sbatch --jit-ckpt job.sh",
+        "sbatch --container-remap-root --jit-ckpt job.sh",
+        "srun --container dir --no-container-mount-home --wait 5 --wait-for-children --jit-ckpt hostname",
         "/usr/bin/sbatch --jit-ckpt=keep=3 job.sh",
         "sbatch -N 2 -vv --time 10 --jit-ckpt job.sh",
         "sbatch -vN 2 -W --wait --requeue --exclusive --jit-ckpt job.sh",

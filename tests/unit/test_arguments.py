@@ -24,6 +24,8 @@ from slurm_plugin.arguments import OURS, ArgumentError, as_spoken, command, fore
         ("-N2 -- x --nodes=3", 2, 2, "x --nodes=3"),
         ("--new-option=1 -N2 x", 2, 2, "--new-option=1 x"),
         ("-N 2-2 x", 2, 2, "x"),
+        ("--container-remap-root x", 0, 0, "--container-remap-root x"),
+        ("--wait-for-children -N 2 --oom-kill-step x", 2, 2, "--wait-for-children --oom-kill-step x"),
     ],
 )
 def test_nodes_and_tasks_are_understood_and_the_rest_passes(line: str, nodes: int, tasks: int, rest: str) -> None:
