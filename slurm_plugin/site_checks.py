@@ -9,6 +9,7 @@ Rule: they run as root, so a folder or file that anybody but root can write runs
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -17,6 +18,9 @@ from slurm_plugin.child import ENVIRONMENT, Answer, Child
 from slurm_plugin.evidence import BAD, NOTE, Finding
 
 CHECK: Final = "site"
+PUT_ASIDE: Final = re.compile(
+    r"\..*|.*~|.*\.(bak|orig|rpm(new|orig|save)|dpkg-\w+|ucf-\w+)"
+)  # by editors, package managers
 
 
 def begin(folder: str, deadline: float, environ: Mapping[str, str], owner: int = 0) -> Callable[[], list[Finding]]:
@@ -30,7 +34,7 @@ def begin(folder: str, deadline: float, environ: Mapping[str, str], owner: int =
     try:
         if fault := _untrusted(folder, owner, stat.S_ISDIR):
             return lambda: [Finding(CHECK, NOTE, fault)]
-        names = sorted(n for n in os.listdir(folder) if not n.startswith(".") and not n.endswith(("~", ".bak")))
+        names = sorted(name for name in os.listdir(folder) if not PUT_ASIDE.fullmatch(name))
     except FileNotFoundError:
         return list
     for name in names:

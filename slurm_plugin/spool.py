@@ -41,8 +41,10 @@ class Spool:
         """
         self.path, self.owner = path, owner
         try:
-            if make and not os.path.lexists(path):
+            if make:
                 os.mkdir(path, 0o700)
+        except FileExistsError:  # also when another hook has made it this instant
+            pass
         except OSError as error:
             raise SpoolError(f"cannot make {path}: {error.strerror}") from error
         self._folder = self._open(path, _FOLDER, None)

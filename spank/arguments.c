@@ -153,8 +153,9 @@ void jit_wishes_of_command(struct jit_wishes *wishes, const char *cmdline)
     if (getdelim(&word, &room, '\0', file) > 0) {
         const char *slash = strrchr(word, '/'), *name = slash ? slash + 1 : word;
 
-        scan.sbatch = strcmp(name, "sbatch") == 0;
-        scan.srun = strcmp(name, "srun") == 0;
+        /* Sites put scripts of their own in front: sbatch.real, .sbatch-wrapped. */
+        scan.sbatch = strstr(name, "sbatch") != NULL;
+        scan.srun = strstr(name, "srun") != NULL;
         wishes->sbatch = scan.sbatch;
     }
     while (getdelim(&word, &room, '\0', file) > 0)

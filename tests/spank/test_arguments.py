@@ -38,6 +38,8 @@ def test_the_flags_of_the_installed_slurm_are_known(said_by: Callable[[str], Any
     [
         "sbatch --jit-ckpt job.sh",
         "sbatch --container-remap-root --jit-ckpt job.sh",
+        "/opt/slurm/bin/sbatch.real -W --wait --jit-ckpt job.sh",
+        "/opt/.sbatch-wrapped -W --wait --jit-ckpt job.sh",
         "srun --container dir --no-container-mount-home --wait 5 --wait-for-children --jit-ckpt hostname",
         "/usr/bin/sbatch --jit-ckpt=keep=3 job.sh",
         "sbatch -N 2 -vv --time 10 --jit-ckpt job.sh",
@@ -92,6 +94,7 @@ def test_not_given_to_slurm(said_by: Callable[[str], Any], line: str) -> None:
         ("sbatch --jit-ckpt --jit-ckpt=off job.sh", {"option": "off"}),
         ("sbatch -N1 : -N2 job.sh", {"heterogeneous": ""}),
         ("srun -N1 a --x : -N2 b", {"heterogeneous": ""}),
+        ("srun.real -N1 a --x : -N2 b", {"heterogeneous": ""}),
         ("sbatch job.sh :", {}),
         ("salloc -p gpu -N1 : -N1 bash", {"partition": "gpu", "heterogeneous": ""}),
     ],

@@ -46,6 +46,14 @@ def test_the_exit_code_is_the_verdict(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", [".fan", "fan~", "fan.bak", "fan.orig", "fan.rpmsave", "fan.dpkg-old", "fan.ucf-dist"])
+def test_what_was_put_aside_is_not_run(folder: Path, name: str) -> None:
+    """The old version of a check, beside the new one, knows nothing of the node any more."""
+    put(folder, name, "exit 1")
+    put(folder, "fan.new.sh", "exit 0")
+    assert look(folder) == []
+
+
 def test_one_that_hangs_says_nothing_and_delays_nobody(folder: Path) -> None:
     """They run side by side, until one deadline."""
     for name in "abc":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -29,6 +30,32 @@ def test_it_is_made_for_its_owner_alone(tmp_path: Path) -> None:
         os.umask(old)
     for path in (tmp_path / "spool", tmp_path / "spool" / "17", tmp_path / "spool" / "17" / "began"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_two_hooks_may_make_it_at_once(tmp_path: Path) -> None:
+    """The first jobs after a boot of a diskless node: none of them goes without it."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    failed: list[SpoolError] = []
+    try:
+        for number in range(300):
+            both = threading.Barrier(4)
+
+            def make(path: str = str(tmp_path / str(number)), both: threading.Barrier = both) -> None:
+                both.wait(20)
+                try:
+                    Spool(path, ME).close()
+                except SpoolError as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=make) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+    finally:
+        sys.setswitchinterval(usual)
+    assert failed == []
 
 
 def test_what_is_written_is_read(spool: Spool) -> None:
