@@ -17,6 +17,7 @@ from typing import Final
 
 LONGEST: Final = 256 << 10  # bytes kept of what a command prints
 ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+MOST_FILES: Final = 1 << 16  # that a child may have from us; old systems close them one by one
 _LONGEST_PAUSE: Final = 0.02  # seconds between two looks
 
 
@@ -62,7 +63,7 @@ class Child:
                 for fd in (0, 1, 2):
                     os.dup2(null, fd)
                 first = 3
-                for fd in (*sorted(keep), 1024):
+                for fd in (*sorted(keep), min(os.sysconf("SC_OPEN_MAX"), MOST_FILES)):
                     os.closerange(first, fd)
                     first = fd + 1
                 action()

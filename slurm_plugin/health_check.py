@@ -1,13 +1,14 @@
 """HealthCheckProgram: the same checks as in Prolog and Epilog, by slurmd's clock, on busy and idle nodes; as root.
 
-Rule: what it finds leads where the epilog's finds lead, without a job's name.
+Rule: what it finds leads where the epilog's finds lead, without a job's name. Whatever becomes of that, the jobs here
+      whose batch node is silent are looked after.
 """
 
 from __future__ import annotations
 
 import sys
 
-from slurm_plugin import kernel_log
+from slurm_plugin import guard, kernel_log
 from slurm_plugin.occasion import Occasion, act, kernel_begin, kernel_judged, verdict_of
 from slurm_plugin.occasion import main as run_hook
 
@@ -18,7 +19,20 @@ def main() -> int:
 
 
 def check(occasion: Occasion) -> int:
-    """Look at the node and act on it; always 0, Slurm makes nothing of another code."""
+    """Look at the node and act on it, then at its jobs; always 0, Slurm makes nothing of another code."""
+    try:
+        judge(occasion)
+    finally:
+        if occasion.spool:
+            try:
+                guard.look(occasion.spool)
+            except OSError as error:
+                occasion.say(f"the batch nodes of the jobs here are not watched: {error}")
+    return 0
+
+
+def judge(occasion: Occasion) -> None:
+    """Look at the node and act on it."""
     since = kernel_begin(occasion)
     seen = occasion.look(since)
     told = act(occasion, verdict_of(occasion, seen.findings))
@@ -26,7 +40,6 @@ def check(occasion: Occasion) -> int:
         kernel_judged(occasion, _end(occasion))
     elif told:
         kernel_judged(occasion, seen.last)
-    return 0
 
 
 def _end(occasion: Occasion) -> int | None:

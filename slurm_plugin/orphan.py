@@ -1,14 +1,16 @@
 """See to a job whose jit-srun is dead with its node, when no rank could: in a container without Slurm, under torchrun.
 
-    orphan JOB RESTARTS HOST NODES OPTIONS
+    orphan JOB RESTARTS HOST NODES OPTIONS [idle]
 
-The SPANK plugin starts it on some nodes of a step with a task that failed, outside of any container. With --no-kill
-Slurm lets such a job run on without its script, on the nodes that are left, until its time is over.
+The SPANK plugin starts it on some nodes of a step with a task that failed, outside of any container; `guard`, with
+"idle", when the batch node is silent. With --no-kill Slurm lets such a job run on without its script, on the nodes that
+are left, until its time is over.
 
 Rule 1: it runs as the job's owner and does what that one could do by hand: its arguments are the job's own words.
 Rule 2: while the node of jit-srun answers it does nothing; nor before Slurm too has lost it. Slurm is asked nothing
     where slurmd's usual port answers; where it does not, it may be a firewall, and Slurm knows the port.
-Rule 3: nobody waits for it, and every wait here has a deadline. One for a job looks on a node, and only while it runs.
+Rule 3: while a step runs, what is "idle" does nothing: those ranks may be saving, and see to the job themselves.
+Rule 4: nobody waits for it, and every wait here has a deadline. One for a job looks on a node, and only while it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import syslog
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from slurm_plugin import contract, hold, notice, outage
 from slurm_plugin.requeue import bring_back
@@ -30,27 +33,38 @@ DEADLINE: Final = 1800.0  # seconds for Slurm to notice that a node is dead: Slu
 PAUSE: Final = 5.0  # seconds between two looks
 ALIVE: Final = frozenset(["RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "CONFIGURING"])
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Orphan:
-    """The job: how Slurm addresses it, its life, the host of its jit-srun, the node of its batch script."""
+    """A job.
+
+    Attributes:
+        job: how Slurm addresses it, or its own number.
+        restarts: its life.
+        node: the node of its batch script, and so of its jit-srun.
+        idle: it needs somebody only when no step of it runs.
+    """
 
     job: str
     restarts: int
-    host: str
     node: str
     options: contract.Options
+    idle: bool = False
 
 
 def main() -> int:
-    """Run as a program of the plugin's."""
+    """Run as a program of the plugin's, or of `guard`."""
     try:
-        job, restarts, host, nodes, text = sys.argv[1:]
+        job, restarts, host, nodes, text, *when = sys.argv[1:]
+        if when not in ([], ["idle"]):
+            raise ValueError(f"{when} is neither nothing nor idle")
         if notice.responds(host, SLURMD_PORT):
             return 0
         options = contract.parse_options(text)
-        orphan = Orphan(check(JOB_ID, job), int(restarts), host, expand(nodes)[0], options)
-        if (here := hold.take(orphan.job, "orphan")) is None:
+        orphan = Orphan(check(JOB_ID, job), int(restarts), expand(nodes)[0], options, bool(when))
+        if (here := hold.take(orphan.job, "guard" if orphan.idle else "orphan")) is None:
             return 0  # a script may start any number of steps
         see_to(open_slurm(), orphan, log)
         here.release()
@@ -74,34 +88,38 @@ def see_to(
     Returns False when there was nothing to do.
     """
     begin = clock()
+
+    def ask(question: Callable[[], T]) -> T:
+        return outage.ask(slurm, question, log, clock=clock, sleep=sleep)
+
     try:
-        node = outage.ask(slurm, lambda: slurm.node(orphan.node), log, clock=clock, sleep=sleep)
-    except SlurmError as error:
-        log(f"job {orphan.job}: {error}")
-        return False
-    while clock() < begin + DEADLINE and not responds(orphan.host, node.port):
-        try:
-            job = outage.ask(slurm, lambda: slurm.job(orphan.job), log, clock=clock, sleep=sleep)
-            if not job.batch or job.state not in ALIVE or job.restarts > orphan.restarts:
+        node = ask(lambda: slurm.node(orphan.node))
+        while clock() < begin + DEADLINE and not responds(node.address, node.port):
+            job = ask(lambda: slurm.job(orphan.job))
+            if not is_orphan(job, orphan) or (orphan.idle and ask(partial(slurm.running_steps, job.address))):
                 return False
-            if job.state == "RUNNING" and is_lost(slurm, job, orphan.node):
-                log(f"job {orphan.job}: its jit-srun is dead with {orphan.node}, and nobody else has seen to it")
-                away = [orphan.node, *silent(slurm, job)]
+            if job.state == "RUNNING" and ask(partial(is_lost, slurm, job, orphan.node)):
+                log(f"job {job.address}: its jit-srun is dead with {orphan.node}, and nobody else has seen to it")
                 return bring_back(
                     slurm,
-                    orphan.job,
-                    away,
+                    job.address,
+                    [orphan.node, *silent(slurm, job)],
                     log,
                     restarts=orphan.restarts,
                     requeues=orphan.options.requeues,
                     clock=clock,
                     sleep=sleep,
                 )
-        except SlurmError as error:
-            log(f"job {orphan.job}: {error}")
-            return False
-        sleep(PAUSE)
+            sleep(PAUSE)
+    except SlurmError as error:
+        log(f"job {orphan.job}: {error}")
     return False
+
+
+def is_orphan(job: JobInfo, orphan: Orphan) -> bool:
+    """Say whether this is still the life of the job that began on that batch node."""
+    began = job.batch and job.restarts <= orphan.restarts and job.batch_host in ("", orphan.node)
+    return began and job.state in ALIVE
 
 
 def is_lost(slurm: Slurm, job: JobInfo, node: str) -> bool:

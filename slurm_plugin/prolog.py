@@ -1,4 +1,4 @@
-"""Prolog on a node, as root before every job: refuse the job if the node is bad, and note where the kernel's log is.
+"""Prolog on a node, as root before every job: refuse the job if the node is bad, and note what later hooks need.
 
 Rule: it judges the node as it is now. What happened before this job is not this job's matter, and a fault that was
       repaired leaves its traces in the kernel's log until the next boot.
@@ -12,7 +12,7 @@ from slurm_plugin import contract, health, kernel_log
 from slurm_plugin.evidence import BAD
 from slurm_plugin.occasion import BEGAN, Occasion
 from slurm_plugin.occasion import main as run_hook
-from slurm_plugin.spool import SpoolError
+from slurm_plugin.spool import Spool, SpoolError
 
 
 def main() -> int:
@@ -31,6 +31,8 @@ def refuse(occasion: Occasion) -> int:
     if verdict.state == BAD:
         occasion.say("not refused: drain = off")
     _note_beginning(occasion)  # last: no epilog clears the spool of a job that was refused
+    if occasion.spool and occasion.environ.get(contract.ENV_OPTIONS_HOOK):
+        _note_guard(occasion, occasion.spool)
     return 0
 
 
@@ -46,6 +48,15 @@ def _note_beginning(occasion: Occasion) -> None:
         occasion.say(str(error))
     except OSError:
         pass  # no kernel log here (some containers); then it says nothing of any job
+
+
+def _note_guard(occasion: Occasion, spool: Spool) -> None:
+    from slurm_plugin import guard  # here: most jobs are none of ours
+
+    try:
+        guard.leave_note(spool, occasion.environ, occasion.node)
+    except (SpoolError, OSError) as error:
+        occasion.say(f"this node does not watch the batch node of job {occasion.job}: {error}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from slurm_plugin.slurm_text import (
     parse_nodes,
     parse_partition,
     parse_port,
+    parse_running,
     parse_step_of,
 )
 
@@ -55,7 +56,7 @@ class Slurm(Protocol):
         """Say when slurmctld was started, in seconds since the epoch."""
 
     def job(self, job_id: str) -> JobInfo:
-        """Look a job up."""
+        """Look a job up, a task of an array by its own number too."""
 
     def requeue(self, job_id: str) -> None:
         """Put a batch job back into the queue; Slurm ends its processes."""
@@ -84,6 +85,9 @@ class Slurm(Protocol):
     def step_of(self, job_id: str, pid: int) -> str:
         """Return the id of the job's step that the srun with this process id started, "" for none."""
 
+    def running_steps(self, job_id: str) -> tuple[str, ...]:
+        """Return the numbers of the job's steps that run; its batch script has none."""
+
     def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
         """Send a signal to every task of a step."""
 
@@ -110,7 +114,7 @@ class ScontrolSlurm:
 
     def job(self, job_id: str) -> JobInfo:
         """Look a job up; see Slurm.job."""
-        return parse_job(self._ask("scontrol", "show", "job", check(JOB_ID, job_id)))
+        return parse_job(self._ask("scontrol", "show", "job", check(JOB_ID, job_id)), job_id)
 
     def requeue(self, job_id: str) -> None:
         """See Slurm.requeue."""
@@ -156,6 +160,10 @@ class ScontrolSlurm:
     def step_of(self, job_id: str, pid: int) -> str:
         """See Slurm.step_of."""
         return parse_step_of(self._ask("scontrol", "show", "step", check(JOB_ID, job_id)), pid)
+
+    def running_steps(self, job_id: str) -> tuple[str, ...]:
+        """See Slurm.running_steps."""
+        return parse_running(self._ask("scontrol", "show", "step", check(JOB_ID, job_id)))
 
     def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
         """See Slurm.cancel_step."""

@@ -100,6 +100,12 @@ class PyslurmSlurm:
                     return str(step.id)
         return ""
 
+    def running_steps(self, job_id: str) -> tuple[str, ...]:
+        """See Slurm.running_steps."""
+        with _Asking(f"look up the steps of job {job_id}"):
+            steps = self._api.JobSteps.load(self._load(job_id).id).values()
+            return tuple(str(step.id) for step in steps if str(step.id).isdigit())
+
     def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
         """See Slurm.cancel_step."""
         with _Asking(f"signal step {job_id}.{step_id}"):
@@ -107,11 +113,11 @@ class PyslurmSlurm:
             self._api.JobStep(self._load(job_id).id, int(step_id)).send_signal(int(name) if name.isdigit() else name)
 
     def _load(self, job_id: str) -> Any:
-        if "_" not in job_id:
-            return self._api.Job.load(int(job_id))
-        array, task = (int(n) for n in job_id.split("_"))
-        for job in self._api.Jobs.load().values():
-            if (job.array_id, job.array_task_id) == (array, task):
+        array, _, task = job_id.partition("_")
+        if not task and (job := self._api.Job.load(int(array))).id == int(array):
+            return job
+        for job in self._api.Jobs.load().values():  # the number of an array gives any of its tasks, or all
+            if (job.array_id, job.array_task_id) == (int(array), int(task)) if task else job.id == int(array):
                 return job
         raise SlurmError(f"job {job_id} is not known")
 

@@ -82,6 +82,11 @@ class JobInfo:
     held: bool = False
     submitted: float = 0.0
 
+    @property
+    def address(self) -> str:
+        """How Slurm addresses it alone: "100_7" for a task of an array, one of which has the array's own number."""
+        return f"{self.array_job}_{self.array_task}" if self.array_job and self.array_task else self.job_id
+
 
 @dataclass(frozen=True)
 class NodeInfo:
@@ -113,13 +118,15 @@ class NodeInfo:
         return set(re.split(r"[^A-Z_]+", self.state))
 
 
-def parse_job(text: str) -> JobInfo:
-    """Read `scontrol show job` of one job.
+def parse_job(text: str, number: str = "") -> JobInfo:
+    """Read `scontrol show job` of one job; of an array, asked for by its number, the one task that has it.
 
     Raises:
-        SlurmError: the text holds no job, or more than one (of a whole array, or a name with a line break that poses).
+        SlurmError: the text holds no job, or more than one (of an array, or a name with a line break that poses).
     """
     pairs = _pairs(text, "JobId")
+    if len(pairs) > 1 and all(pair.get("ArrayJobId") == number for pair in pairs):
+        pairs = [pair for pair in pairs if pair["JobId"] == number]
     if len(pairs) != 1:
         raise SlurmError(f"scontrol show job: {len(pairs)} jobs in {text[:200]!r}")
     first = pairs[0]
@@ -204,6 +211,12 @@ def parse_step_of(text: str, pid: int) -> str:
         if step.get("SrunHost:Pid", "").rpartition(":")[2] == str(pid):
             return step["StepId"].rpartition(".")[2]
     return ""
+
+
+def parse_running(text: str) -> tuple[str, ...]:
+    """Read the numbers of a job's steps from `scontrol show step`; its batch script and Slurm's own have none."""
+    found = (step["StepId"].rpartition(".")[2] for step in _pairs(text, "StepId"))
+    return tuple(step for step in found if step.isascii() and step.isdigit())
 
 
 def expand(nodes: str) -> tuple[str, ...]:

@@ -137,6 +137,10 @@ class Spool:
                     raise SpoolError(f"cannot lock {self.path}/{LOCK}: {error.strerror}") from error
             time.sleep(0.01)
 
+    def names(self) -> list[str]:
+        """Return what is in it, in no order."""
+        return os.listdir(self._folder)
+
     def free(self) -> int:
         """Return the bytes that its file system has for others than root to fill."""
         found = os.fstatvfs(self._folder)

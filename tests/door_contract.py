@@ -7,7 +7,7 @@ pytest tests/slurm --slurm-door=pyslurm               through pyslurm, where a s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -20,13 +20,17 @@ REASON = "jit-ckpt: link mlx5_0/1 was up and is down; GPU 00000000:17:00.0: 2 un
 
 @dataclass
 class World:
-    """What there is: a batch job that runs on two nodes, one that waits, a task of an array, a node without any job."""
+    """What there is: a batch job that runs on two nodes, one that waits, a task of an array, a node without any job.
+
+    `numbers`: each running task of that array by its own number, which for one of them is the array's.
+    """
 
     running: str
     nodes: tuple[str, ...]
     waiting: str
     task: str
     free: str
+    numbers: Mapping[str, str]
 
 
 def until(ask: Callable[[], JobInfo], there: Callable[[JobInfo], bool], patience: float = 30.0) -> JobInfo:
@@ -69,6 +73,14 @@ class DoorContract:
         """By the array's number and its own."""
         job = door.job(world.task)
         assert f"{job.array_job}_{job.array_task}" == world.task
+
+    def test_a_task_of_an_array_is_told_by_its_own_number(self, door: Slurm, world: World) -> None:
+        """Also the one that has the array's; from there on Slurm is asked by an address that means it alone."""
+        assert len(world.numbers) == 2
+        for number, task in world.numbers.items():
+            job = door.job(number)
+            assert (job.job_id, job.address) == (number, task)
+        assert door.job(world.running).address == world.running
 
     def test_what_is_not_there_is_an_error(self, door: Slurm) -> None:
         """Whatever goes wrong is a SlurmError."""

@@ -53,6 +53,9 @@ class RemoteDoor:
     def step_of(self, job_id: str, pid: int) -> str:
         return str(self._ask("step_of", job_id, pid))
 
+    def running_steps(self, job_id: str) -> tuple[str, ...]:
+        return tuple(self._ask("running_steps", job_id))
+
     def cancel(self, job_id: str) -> None:
         self._ask("cancel", job_id)
 
@@ -83,17 +86,20 @@ def door_kind(request: pytest.FixtureRequest, shared_cluster: Cluster) -> str:
 
 
 class TestDoor(DoorContract):
-    """On five nodes: a job on two of them, an array's task on a third one."""
+    """On five nodes: a job on two of them, two tasks of an array on two more; the last one has the array's number."""
 
     @pytest.fixture
     def world(self, cluster: Cluster, make_job: Callable[..., str]) -> World:
-        running, array = make_job("--nodes=2"), make_job("--array=5")
+        running, array = make_job("--nodes=2"), make_job("--array=4-5")
         waiting = cluster.sbatch("--hold", "--output=/dev/null", script=SLEEP)
         nodes = cluster.wait_state(running, "RUNNING", 30)["NodeList"]
-        taken = {cluster.wait_state(f"{array}_5", "RUNNING", 30)["NodeList"]}
+        tasks = [cluster.wait_state(f"{array}_{task}", "RUNNING", 30) for task in (4, 5)]
+        numbers = {task["JobId"]: f"{array}_{task['ArrayTaskId']}" for task in tasks}
+        taken = {task["NodeList"] for task in tasks}
         names = cluster.on("head", "scontrol", "show", "hostnames", nodes).stdout.split()
         free = next(n for n in reversed(cluster.node_names) if n not in {*names, *taken})
-        return World(running, tuple(names), waiting, f"{array}_5", free)
+        task = next(name for number, name in numbers.items() if number != array)
+        return World(running, tuple(names), waiting, task, free, numbers)
 
     @pytest.fixture
     def make_job(self, cluster: Cluster) -> Callable[..., str]:

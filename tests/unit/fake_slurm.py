@@ -34,9 +34,10 @@ class FakeSlurm:
 
     def job(self, job_id: str) -> JobInfo:
         self._answer()
-        if job_id not in self.jobs:
+        found = self.jobs.get(job_id) or next((j for j in self.jobs.values() if j.job_id == job_id), None)
+        if found is None:
             raise SlurmError(f"job {job_id} is not known")
-        return self.jobs[job_id]
+        return found
 
     def requeue(self, job_id: str) -> None:
         self.jobs[job_id] = replace(self.job(job_id), state="PENDING", restarts=self.jobs[job_id].restarts + 1)
@@ -75,6 +76,10 @@ class FakeSlurm:
     def step_of(self, job_id: str, pid: int) -> str:
         self._answer()
         return self.steps.get(pid, "")
+
+    def running_steps(self, job_id: str) -> tuple[str, ...]:
+        self.job(job_id)
+        return tuple(self.steps.values())
 
     def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
         self._answer()

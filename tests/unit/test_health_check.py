@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_plugin.health_check import check
+from slurm_plugin.spool import Spool
 from tests.unit.hooks import Node
 
 XID = "NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus."
@@ -94,3 +97,19 @@ def test_a_site_that_only_watches_is_told_once(node: Node) -> None:
         0,
         [f"n1 is bad: {REASON.removeprefix('jit-ckpt: ')}", "not drained: drain = off"],
     )
+
+
+class Unlistable(Spool):
+    """One whose names cannot be read."""
+
+    def names(self) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_batch_nodes_that_cannot_be_watched_are_one_line_in_the_log(node: Node) -> None:
+    """What was found of the node counts as ever."""
+    node.program("fans", "exit 1")
+    node.spool = Unlistable(node.spool.path, node.spool.owner)
+    run(node)
+    assert node.drained() == ["jit-ckpt: fans"]
+    assert "are not watched" in node.log[-1]

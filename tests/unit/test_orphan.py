@@ -18,7 +18,7 @@ from slurm_plugin.slurm_text import JobInfo, NodeInfo
 from tests.unit.fake_slurm import FakeSlurm
 
 REPO = Path(__file__).resolve().parents[2]
-ORPHAN = Orphan("7", 1, "10.0.0.1", "n1", Options("/x"))
+ORPHAN = Orphan("7", 1, "n1", Options("/x"))
 
 
 class World:
@@ -26,17 +26,17 @@ class World:
 
     def __init__(self, *events: str, **fields: object) -> None:
         job = JobInfo("7", "RUNNING", nodes=("n1", "n2", "n3"), restarts=1, excluded=("n9",))
-        nodes = [NodeInfo(n, "ALLOCATED", "", "127.0.0.1", 1 if n != "n1" else 7000) for n in job.nodes]
+        nodes = [NodeInfo(n, "ALLOCATED", "", "10.0.0.1" if n == "n1" else "127.0.0.1", 7000) for n in job.nodes]
         self.slurm = FakeSlurm({"7": replace(job, **fields)}, nodes)  # type: ignore[arg-type]
         self.said: list[str] = []
         self.looks = 0
         self._events = itertools.chain(events, itertools.repeat(""))
         self._now = itertools.count(0.0, 5.0)
 
-    def see_to(self) -> bool:
+    def see_to(self, orphan: Orphan = ORPHAN) -> bool:
         return see_to(
             self.slurm,
-            ORPHAN,
+            orphan,
             self.said.append,
             responds=self._responds,
             clock=lambda: next(self._now),
@@ -47,6 +47,7 @@ class World:
         assert (host, port) == ("10.0.0.1", 7000), "where Slurm says that the slurmd of this node listens"
         self.looks += 1
         event, job = next(self._events), self.slurm.jobs["7"]
+        self.slurm.steps = {1: "0"} if event == "a step runs" else {}
         if event == "taken out":
             self.slurm.jobs["7"] = replace(job, nodes=job.nodes[1:])
         elif event in ("given up", "drained"):
@@ -93,10 +94,11 @@ def test_a_job_that_somebody_sees_to_is_left_alone(events: list[str]) -> None:
         {"state": "FAILED"},
         {"restarts": 2},
         {"batch": False},
+        {"batch_host": "n2"},
     ],
 )
 def test_a_job_that_needs_nobody_is_left_alone(fields: dict[str, object]) -> None:
-    """Cancelled, on its way, over, running again, or without a script: the first look is the last."""
+    """Cancelled, on its way, over, running again, without a script or with a living one: the first look is the last."""
     world = World("given up", **fields)
     assert not world.see_to()
     assert (world.slurm.done, world.looks) == ([], 1)
@@ -110,12 +112,31 @@ def test_a_job_that_is_suspended_may_still_be_an_orphan() -> None:
     assert world.slurm.done == []
 
 
-def test_one_looks_after_a_job_on_a_node() -> None:
-    """A script that starts steps in a loop, and a host that never answers, make no crowd."""
+def test_what_only_an_idle_job_needs_waits_for_no_step() -> None:
+    """Its ranks may still be saving what a requeue would cut off; the next health check comes with another look."""
+    world, idle = World("a step runs", "given up"), replace(ORPHAN, idle=True)
+    assert not world.see_to(idle)
+    assert (world.slurm.done, world.looks) == ([], 1)
+    assert world.see_to(idle)
+    assert world.slurm.done[0] == ("requeue", "7")
+
+
+def test_of_an_array_only_the_task_comes_back() -> None:
+    """Slurm is told its number only; asked to requeue that, it would take it for the whole array's."""
+    world = World("given up")
+    world.slurm.jobs["7"] = replace(world.slurm.jobs["7"], array_job="7", array_task="3")
+    world.slurm.jobs["7_3"] = world.slurm.jobs["7"]
+    assert world.see_to()
+    assert [done[:2] for done in world.slurm.done] == [("requeue", "7_3"), ("update", "7_3")]
+
+
+@pytest.mark.parametrize(("name", "more"), [("orphan", []), ("guard", ["idle"])])
+def test_one_looks_after_a_job_on_a_node(name: str, more: list[str]) -> None:
+    """A script that starts steps in a loop, health checks, and a host that never answers make no crowd."""
     job = str(os.getpid())
-    held = hold.take(job, "orphan")
+    held = hold.take(job, name)
     assert held is not None
-    assert orphan([job, "0", "203.0.113.1", "n1", "dir=/x"]).returncode == 0
+    assert orphan([job, "0", "203.0.113.1", "n1", "dir=/x", *more]).returncode == 0
     held.release()
 
 
@@ -131,6 +152,7 @@ def test_one_looks_after_a_job_on_a_node() -> None:
         ["7", "0", "h", "n[1-99999999999]", "dir=/x"],
         ["7", "0", "h", "", "dir=/x"],
         ["7", "0", "h", "n1", "evil=1"],
+        ["7", "0", "h", "n1", "dir=/x", "busy"],
     ],
 )
 def test_words_that_are_none_of_ours_end_it(words: list[str]) -> None:

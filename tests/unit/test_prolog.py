@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_plugin.contract import EXIT_NODE_BAD
+from slurm_plugin.occasion import Occasion
 from slurm_plugin.prolog import refuse
 from tests.unit.hooks import Node
 
@@ -76,6 +77,37 @@ def test_what_happened_before_the_job_is_not_held_against_the_node(node: Node) -
     """A GPU that was reset leaves its errors in the kernel's log until the next boot."""
     node.kernel("NVRM: Xid (PCI:0000:c1:00): 95, pid=1, Uncontained")
     assert refuse(node.occasion("prolog")) == 0
+
+
+WATCHED = {"SPANK_JIT_CKPT": "dir=/pfs", "SLURM_NODELIST": "n[0-2]"}
+WATCHED |= {"SLURM_JOB_GID": "100", "SLURM_JOB_RESTART_COUNT": "0"}
+
+
+def watched(node: Node) -> Occasion:
+    """A job with the option, whose script runs on n0."""
+    occasion = node.occasion("prolog")
+    return replace(occasion, environ={**occasion.environ, **WATCHED})
+
+
+def test_a_job_with_the_option_has_its_batch_node_watched(node: Node) -> None:
+    """No other job has, and none that is refused; nobody is asked for it."""
+    assert refuse(node.occasion("prolog")) == 0
+    assert node.spool.read("17/guard") == b""
+    assert refuse(watched(node)) == 0
+    assert b"\nn0\n" in node.spool.read("17/guard")
+    assert (node.asked, node.log) == (0, [])
+    (node.folder / "spool/17/guard").unlink()
+    node.program("fans", "exit 1")
+    assert refuse(watched(node)) == EXIT_NODE_BAD
+    assert node.spool.read("17/guard") == b""
+
+
+def test_a_note_that_cannot_be_left_is_one_line_in_the_log(node: Node) -> None:
+    """The job runs without being watched, and the node is as good as before."""
+    (node.folder / "spool/17/guard").mkdir(parents=True, mode=0o700)
+    assert refuse(watched(node)) == 0
+    assert (node.asked, node.drained()) == (0, [])
+    assert "does not watch the batch node of job 17" in node.log[-1]
 
 
 def test_a_missing_gpu_is_found(node: Node) -> None:

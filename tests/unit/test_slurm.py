@@ -31,7 +31,8 @@ class Scontrol:
     def __call__(self, command: Sequence[str], patience: float) -> str:
         match list(command):
             case ["scontrol", "show", "job", job]:
-                return self._job(self.fake.job(job))
+                tasks = [j for j in self.fake.jobs.values() if j.array_job == job]
+                return "\n\n".join(map(self._job, tasks or [self.fake.job(job)]))
             case ["scontrol", "show", "node", names]:
                 return "\n".join(self._node(n) for n in self.fake.nodes(names.split(",")).values())
             case ["scontrol", "show", "partition", name]:
@@ -100,7 +101,10 @@ def pyslurm(fake: FakeSlurm) -> Any:
     class Job(SimpleNamespace):
         @staticmethod
         def load(number: int) -> Job:
-            info = fake.job(next((k for k, j in fake.jobs.items() if j.job_id == str(number)), str(number)))
+            return Job.of(next((j for j in fake.jobs.values() if j.array_job == str(number)), fake.job(str(number))))
+
+        @staticmethod
+        def of(info: JobInfo) -> Job:
             return Job(
                 id=int(info.job_id),
                 key=next(k for k, j in fake.jobs.items() if j is info),
@@ -158,7 +162,7 @@ def pyslurm(fake: FakeSlurm) -> Any:
         JobStep=JobStep,
         JobSubmitDescription=SimpleNamespace,
         JobSteps=SimpleNamespace(load=lambda _: steps),
-        Jobs=SimpleNamespace(load=lambda: {j.job_id: Job.load(int(j.job_id)) for j in fake.jobs.values()}),
+        Jobs=SimpleNamespace(load=lambda: {int(j.job_id): Job.of(j) for j in fake.jobs.values()}),
         Nodes=SimpleNamespace(load=lambda: fake.nodes(fake.known) and {n: Node.load(n) for n in fake.known}),
     )
 
@@ -195,7 +199,8 @@ class Contract(DoorContract):
         fake.jobs["6"] = JobInfo("6", "PENDING")
         for name in ("n3", "n4", "n5"):
             fake.known[name] = NodeInfo(name, "IDLE" if name == "n5" else "ALLOCATED", "", name, 6818)
-        return World(running="5", nodes=("n3", "n4"), waiting="6", task="100_5", free="n5")
+        fake.jobs["100_6"] = JobInfo("100", "RUNNING", nodes=("n3",), array_job="100", array_task="6")
+        return World("5", ("n3", "n4"), "6", "100_5", "n5", numbers={"101": "100_5", "100": "100_6"})
 
     @pytest.fixture
     def door(self, slurm: Slurm) -> Slurm:
@@ -249,6 +254,7 @@ class Contract(DoorContract):
         """The step that one's own srun started is found and gets the signal."""
         assert slurm.step_of("7", 4242) == "3"
         assert slurm.step_of("7", 1) == ""
+        assert slurm.running_steps("7") == ("3",), "the batch script's is none"
         slurm.cancel_step("7", "3", "TERM")
         assert fake.done == [("cancel", "7", "3", "TERM")]
 
