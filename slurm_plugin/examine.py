@@ -24,13 +24,19 @@ SKEW_NOTE, SKEW_BAD = 2.0, 60.0  # seconds between two clocks; munge refuses cre
 OURS: Final = ("slurm_plugin", "/jit-ckpt/")  # what a hook script of ours has in it
 # key of slurm.conf -> (module, what is lost without it, verdict then)
 HOOKS: Final[Mapping[str, tuple[str, str]]] = {
-    "Prolog": ("prolog", "a sick node is not refused before a job starts on it"),
+    "Prolog": (
+        "prolog",
+        "a sick node is not refused before a job starts on it, and none is told to watch the job's batch node",
+    ),
     "Epilog": (
         "epilog",
         "nodes are not judged after a failure, and what jobs leave in /var/spool/jit-ckpt stays there",
     ),
     "EpilogSlurmctld": ("epilog-slurmctld", "a requeued job waits up to two minutes before it runs again"),
-    "HealthCheckProgram": ("health-check", "a node that falls sick between jobs is found only by the next job"),
+    "HealthCheckProgram": (
+        "health-check",
+        "a node that falls sick between jobs is found only by the next job, and no batch node is watched",
+    ),
 }
 
 

@@ -112,22 +112,25 @@ def bring_back(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """See to a job whose jit-srun is dead with its node: back into the queue, or at the limit to its end.
+    """See to a job whose jit-srun is dead with its node: back into the queue, or to its end if it may not go there.
 
     Left alone it would hold its nodes until its time is over: with --no-kill Slurm lets it run without its script.
     Returns False when Slurm could not be told.
     """
-    if restarts < requeues:
-        return requeue_job(slurm, job_id, exclude, log, restarts=restarts, clock=clock, sleep=sleep)
 
-    def end() -> None:
+    def end() -> bool:
         job = slurm.job(job_id)
+        if restarts < requeues and job.may_requeue:
+            return False
         if job.state not in ENDED | ON_ITS_WAY and job.restarts <= restarts:
-            log(f"the limit of {requeues} requeues is reached; ending job {job_id}, which has lost its script")
+            why = f"the limit of {requeues} requeues is reached" if job.may_requeue else "--no-requeue"
+            log(f"{why}; ending job {job_id}, which has lost its script")
             slurm.cancel(job_id)
+        return True
 
     try:
-        outage.ask(slurm, end, log, refusals=REFUSALS, clock=clock, sleep=sleep)
+        if not outage.ask(slurm, end, log, refusals=REFUSALS, clock=clock, sleep=sleep):
+            return requeue_job(slurm, job_id, exclude, log, restarts=restarts, clock=clock, sleep=sleep)
     except SlurmError as error:
         log(f"job {job_id} cannot be ended: {error}")
         return False

@@ -38,7 +38,10 @@ def notes(cluster: Cluster, job: str) -> dict[str, list[str]]:
 
 
 def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
-    """The job comes back without the dead node, trains to its end, and leaves nothing in the spool."""
+    """The job comes back without the dead node, trains to its end, and leaves nothing in the spool.
+
+    Another one there, which may not come back, is ended.
+    """
     batch = "#!/bin/bash\n[ $SLURM_RESTART_COUNT ] || sleep 600\nexec jit-srun {srun} {shape} {program}\n"
     run = submit(guarded, guarded.pfs / "sleeper", nodes=3, ranks=2, batch=batch, user=True)
     fields = guarded.wait_state(run.job, "RUNNING", 60)
@@ -48,7 +51,12 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
     assert host not in watching
     for note in watching.values():
         assert (note[0], note[2:4]) == (uid, ["0", host])
+    pair = f"--nodelist={host},{next(iter(watching))}"
+    script = "#!/bin/sh\nexec sleep 600\n"
+    barred = guarded.sbatch(f"--jit-ckpt=dir={run.directory}", "--no-requeue", "-N2", pair, script=script, user=True)
+    guarded.wait_state(barred, "RUNNING", 30)
     guarded.off(host)
+    guarded.wait_state(barred, "CANCELLED", 90)
     wait_for("the second life", lambda: guarded.job(run.job)["Restarts"] == "1", 90)
     run.wait_minibatch(1, 90)
     second = notes(guarded, run.job)

@@ -101,7 +101,7 @@ def test_a_job_is_never_left_too_few_nodes() -> None:
 
 
 def test_a_job_without_its_jit_srun_comes_back_or_ends() -> None:
-    """At the limit it is ended: without its script it would hold its nodes until its time is over."""
+    """At the limit, or with --no-requeue, it is ended: without its script it would hold its nodes for nothing."""
     fake, said = slurm(restarts=2), list[str]()
     assert bring_back(fake, "7", ["n2"], said.append, restarts=2, requeues=3)
     assert fake.done[0] == ("requeue", "7")
@@ -109,6 +109,9 @@ def test_a_job_without_its_jit_srun_comes_back_or_ends() -> None:
     assert bring_back(fake, "7", ["n2"], said.append, restarts=2, requeues=2)
     assert fake.done == [("scancel", "7")]
     assert "limit of 2 requeues is reached; ending job 7" in said[-1]
+    fake = slurm(may_requeue=False)
+    assert bring_back(fake, "7", ["n2"], said.append, restarts=2, requeues=3)
+    assert fake.done == [("scancel", "7")]
 
 
 @pytest.mark.parametrize("fields", [{"restarts": 3}, {"state": "PENDING"}, {"state": "CANCELLED"}])

@@ -85,8 +85,19 @@ def test_an_odd_name_that_poses_as_nothing_is_a_name(separator: str) -> None:
 
 def test_a_whole_array_is_no_job() -> None:
     """Its bare number brings all tasks, and the first one is anybody's."""
+    text = "JobId=5 ArrayJobId=4 ArrayTaskId=1 JobName=x\n\nJobId=4 ArrayJobId=4 ArrayTaskId=2 JobName=x\n"
     with pytest.raises(SlurmError):
-        parse_job("JobId=4 ArrayJobId=4 ArrayTaskId=2 JobName=x\n\nJobId=5 ArrayJobId=4 ArrayTaskId=1 JobName=x\n")
+        parse_job(text)
+    with pytest.raises(SlurmError):
+        parse_job(f"{text}\nJobId=9 JobName=y\n", "4")
+    with pytest.raises(SlurmError):
+        parse_job(f"{text}\nJobId=4 ArrayJobId=4 ArrayTaskId=3 JobName=y\n", "4")
+
+
+def test_one_task_of_an_array_has_the_arrays_number() -> None:
+    """Whoever knows no more than that number means this one; its address means it alone."""
+    text = "JobId=5 ArrayJobId=4 ArrayTaskId=1 JobName=x\n\nJobId=4 ArrayJobId=4 ArrayTaskId=2 JobName=x\n"
+    assert parse_job(text, "4").address == "4_2"
 
 
 def test_newer_versions_name_both_states() -> None:
