@@ -12,7 +12,7 @@ of a normalization in training always do.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -56,9 +56,10 @@ class BufferShadow:
     no minibatch waits for it; `device_pieces` reads the copies when a fault needs them.
     """
 
-    def __init__(self, model: nn.Module, *, limit: int = LIMIT) -> None:
+    def __init__(self, model: nn.Module, copies: Iterable[nn.Module] = (), *, limit: int = LIMIT) -> None:
+        """Look at a model's buffers; those of `copies` in it change behind the update, where no forecast looks."""
         self._limit = limit
-        self._groups = list(_groups(model))
+        self._groups = list(_groups(model, {id(module) for copy in copies for module in copy.modules()}))
         self.watches = bool(self._groups)  # whether there is anything to copy
         self._known = {entry.piece: entry for group in self._groups for entry in group.entries}
         self._handed: list[_Entry] = []  # what `pieces` gives
@@ -98,9 +99,11 @@ class BufferShadow:
         return {entry.piece: entry.raw for entry in self._handed if entry.raw is not None}
 
     def live_pieces(self) -> dict[str, bytes]:
-        """Return the changing CPU buffers as they are now."""
+        """Return the changing CPU buffers as they are now, but for those that change once more before the boundary."""
         found = {}
         for entry in self._handed:
+            if entry.late:
+                continue
             tensor = entry.owner[entry.key]
             if tensor is not entry.tensor:  # replaced since the boundary
                 tensor = entry.tensor if tensor is None else tensor.detach().cpu().contiguous()
@@ -150,6 +153,7 @@ class _Entry:
     key: str
     tensor: torch.Tensor
     size: int  # bytes, of one that is plain memory of this process; -1 for others
+    late: bool = False  # it changes behind the update
     version: int = -1
     raw: bytes | None = None  # the values at the last boundary
     shadow: torch.Tensor | None = None  # the same where the values are not plain memory
@@ -192,7 +196,7 @@ class _Group:
         return True
 
 
-def _groups(model: nn.Module) -> Iterator[_Group]:
+def _groups(model: nn.Module, late: Collection[int]) -> Iterator[_Group]:
     clean = names(model)
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -201,7 +205,8 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 piece = f"buffer/{clean(f'{path}.{key}'.removeprefix('.'))}"
-                group.entries.append(_Entry(piece, module._buffers, key, tensor, _plain_size(tensor)))
+                entry = _Entry(piece, module._buffers, key, tensor, _plain_size(tensor), id(module) in late)
+                group.entries.append(entry)
         if group.entries:
             yield group
 

@@ -16,7 +16,7 @@ other parameters than the outputs do. cuDNN's autotuning and atomics can differ 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -72,6 +72,13 @@ def rehearse_once(model: nn.Module, minibatch: int = 2) -> Rehearsal:
         minibatch: the one that is replayed. Nothing is done for 0, where the undisturbed run has the first buckets too.
     """
     return Rehearsal(model, minibatch)
+
+
+def rehearse_parts(parts: Sequence[nn.Module], minibatch: int) -> list[str]:
+    """Let each of the modules that a script calls be rehearsed; return why some are not, "" left out."""
+    wrapped = [part for part in parts if any(isinstance(m, DistributedDataParallel) for m in part.modules())]
+    rehearsals = [rehearse_once(part, minibatch) for part in wrapped or parts[:1]]
+    return [rehearsal.note for rehearsal in rehearsals if rehearsal.note]
 
 
 def _warm_after(wrapper: DistributedDataParallel) -> int:

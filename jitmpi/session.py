@@ -50,7 +50,7 @@ STATE_COPIES = 3  # parameters and two moments: what a checkpoint will hold, bef
 
 def attach(
     *,
-    model: torch.nn.Module,
+    model: Any,
     optimizer: Any = None,
     scheduler: Any = None,
     scaler: Any = None,
@@ -62,7 +62,8 @@ def attach(
     exit code 85; without `--jit-ckpt`, or outside Slurm, nothing of the kind can happen.
 
     Args:
-        model: the module that is trained, wrapped or not.
+        model: the module that is trained, wrapped or not; or a list: several that are trained (a GAN's), or one and an
+            averaged copy of it (EMA).
         optimizer: one optimizer, or a list of them; None when the script has none.
         scheduler: one learning-rate scheduler, or a list of them.
         scaler: a GradScaler.
@@ -83,9 +84,9 @@ def attach(
     if settings is not None:
         state.on_forward(run.after_forward)
     if run.resumed and run.minibatch > 0:
-        rehearsal = replay.rehearse_once(model, run.minibatch)
-        if rehearsal.note and settings is not None:
-            leave.say(settings, rehearsal.note)
+        notes = replay.rehearse_parts(state.parts, run.minibatch)
+        if notes and settings is not None:
+            leave.say(settings, "; ".join(notes))
     return run
 
 
@@ -120,7 +121,7 @@ def _protect(world: comm.World, settings: Settings, state: TrainingState, watchd
     plane, members = meet.connect(world, settings, time.monotonic() + BOOTSTRAP)
     watchdog.cancel()
     staging = commit.staging(settings.job_directory, settings.attempt)
-    shadow = BufferShadow(state.model)
+    shadow = BufferShadow(state.model, state.copies)
     vault = Vault(state, shadow)
     agent = Agent(settings, members, plane, vault, staging=staging, versions=_versions(world))
     if settings.torchrun:

@@ -35,29 +35,35 @@ class TrainingState:
     """What the replicas of one shard hold identically.
 
     Attributes:
-        model: as the user gave it, wrapped or not.
+        model: as the user gave it, wrapped or not; several are one ModuleList.
+        parts: the modules that the script calls, the first one is what is trained, or one of several that are.
+        copies: those of the others that no optimizer updates, such as an average of the first.
         optimizers: those that update it.
         updates_in_evaluation: seen to be updated in evaluation mode, as to freeze BatchNorm: the mode tells nothing.
         updates: whether there is anything that updates the model.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any = None, scheduler: Any = None, scaler: Any = None) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None) -> None:
         """Look at the objects and refuse early what could not be saved later.
 
         Raises:
             AttachError: names the value that cannot be saved.
         """
-        self.model = model
-        self._module = buffers.unwrapped(model)
+        self.parts = _parts(model)
+        self.model: nn.Module = nn.ModuleList(self.parts) if isinstance(model, (list, tuple)) else model
+        self._module = buffers.unwrapped(self.model)
+        self._trained_part = buffers.unwrapped(self.parts[0])
         self.optimizers, self._schedulers = _several(optimizer), _several(scheduler)
         self._scaler = scaler if scaler is None or _enabled(scaler) else None
         for number, one in enumerate(self.optimizers):
             if not hasattr(one, "param_groups") or not hasattr(one, "state"):
                 raise AttachError(f"optimizer {number} is a {type(one).__name__}: it has no param_groups and state")
+        updated = {id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]}
+        self.copies = [p for p in self.parts[1:] if not any(id(t) in updated for t in p.parameters())]
         self._tail = Tail(self._schedulers)
         self._updates = Updates(self.optimizers, self._scaler)
         self.updates_in_evaluation = False
-        self._forward: Any = None
+        self._forward: list[Any] = []
         self._had_gradients = False
         self._first: tuple[int, bytes] | None = None  # a minibatch and its scalars at its first boundary
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
@@ -73,7 +79,7 @@ class TrainingState:
     @property
     def training(self) -> bool:
         """Whether the model is trained, and not evaluated just now, as far as its mode tells."""
-        return self._module.training or self.updates_in_evaluation
+        return self._trained_part.training or self.updates_in_evaluation
 
     def buffer_source(self) -> dict[str, bytes]:
         """Return the piece that names the rank whose buffers DDP gives to all at the next forward pass, if it does."""
@@ -167,14 +173,13 @@ class TrainingState:
             if module.training and torch.is_grad_enabled():
                 after()
 
-        self._forward = self.model.register_forward_hook(hook)
+        self._forward = [part.register_forward_hook(hook) for part in self.parts]
 
     def detach(self) -> None:
         """Take all hooks out again."""
         self._updates.remove()
-        if self._forward is not None:
-            self._forward.remove()
-            self._forward = None
+        while self._forward:
+            self._forward.pop().remove()
 
     def mark(self) -> None:
         """Note a boundary: how often the schedulers have stepped, and whether gradients are None (about 1 us)."""
@@ -257,6 +262,19 @@ class TrainingState:
             scheduler.load_state_dict(plant(tree, loaded, None))
         if self._scaler is not None:
             _load_scaler(self._scaler, plant(values["scaler"], loaded, None))
+
+
+def _parts(model: Any) -> list[nn.Module]:
+    """Return the modules of a list; ModuleList and ModuleDict only hold theirs, they are not called."""
+    if type(model) in (nn.ModuleList, nn.ModuleDict):
+        model = list(model.children())
+    parts = list(model) if isinstance(model, (list, tuple)) else [model]
+    for part in parts:
+        if not isinstance(part, nn.Module):
+            raise AttachError(f"model is or holds a {type(part).__name__}; give the torch module that is trained")
+    if not parts:
+        raise AttachError("model holds no module; give the one that is trained")
+    return parts
 
 
 def _strip_optimizer(optimizer: Any, name: str, names: Mapping[int, str], found: Tensors) -> dict[str, Any]:

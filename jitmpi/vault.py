@@ -56,6 +56,8 @@ class Vault:
         Returns what could not be finished, "" for nothing.
         """
         note = self._state.complete_tail() if rest.cut else ""
+        if rest.cut and self._state.copies:
+            note = "; ".join(filter(None, [note, "the averaged model may lack the last minibatch"]))
         with suppress(AttachError, RuntimeError):  # the writers will say why
             self._scalars = self._state.scalars_of(rest.minibatch)
         return note

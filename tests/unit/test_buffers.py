@@ -51,6 +51,17 @@ def test_pieces_are_those_of_the_boundary(model: Model) -> None:
     assert {"buffer/bn.running_var", "buffer/inner.running_mean", "buffer/own.seen"} <= set(pieces)
 
 
+def test_a_forecast_leaves_out_what_changes_behind_the_update(model: Model) -> None:
+    """An averaged copy's buffers are part of what was at the boundary, and of no forecast made before its update."""
+    both = nn.ModuleList([model, nn.BatchNorm1d(3)])
+    shadow = BufferShadow(both, [both[1]])
+    for _ in range(2):
+        shadow.capture()
+        both[1](model(torch.randn(4, 3))[:, :, 0])
+    assert {"buffer/0.bn.running_mean", "buffer/1.running_mean"} <= set(shadow.pieces())
+    assert {name[:9] for name in shadow.live_pieces()} == {"buffer/0."}
+
+
 def test_constants_are_dropped(model: Model) -> None:
     """What never changes is not handed over for long; what changes stays."""
     shadow = BufferShadow(model)

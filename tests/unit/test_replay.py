@@ -24,13 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from jitmpi import codec, device, loader, random_state
 from jitmpi.buffers import BufferShadow
 from jitmpi.events import TensorInfo
-from jitmpi.replay import rehearse_once
+from jitmpi.replay import rehearse_once, rehearse_parts
 from jitmpi.torch_state import TrainingState
 
 WORLD, WIDTH, MINIBATCHES = 3, 32, 8  # with two ranks a + b has only one order
@@ -48,6 +49,7 @@ class Case:
     scaled: bool = False
     norm: bool = False
     autocast: bool = False
+    averaged: bool = False
     ddp: dict[str, Any] = field(default_factory=dict)
 
 
@@ -55,6 +57,7 @@ CASES = [
     Case("plain", (0, 1, 4, 7)),
     Case("workers, batch norm, accumulation", (1, 3, 4), workers=2, micro=2, norm=True),
     Case("scaler with skipped steps", (3, 5), scaled=True),
+    Case("averaged copy, batch norm", (1, 5), norm=True, averaged=True),
     Case("static graph, views", (1, 2), ddp={"static_graph": True, "gradient_as_bucket_view": True}),
     Case(
         "unused parameters, autocast, batch norm", (5,), norm=True, autocast=True, ddp={"find_unused_parameters": True}
@@ -112,8 +115,10 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.02, total_steps=MINIBATCHES + 1)
         self.scaler = torch.amp.GradScaler("cpu", growth_interval=2, enabled=case.scaled)
-        self.state = TrainingState(self.model, self.optimizer, self.scheduler, self.scaler)
-        self.shadow = BufferShadow(self.model)
+        self.average = AveragedModel(self.model.module, use_buffers=True)
+        models = [self.model, self.average] if case.averaged else self.model
+        self.state = TrainingState(models, self.optimizer, self.scheduler, self.scaler)
+        self.shadow = BufferShadow(self.state.model, self.state.copies)
         data = Text()
         self.sampler = DistributedSampler(data, WORLD, rank)
         self.loader = DataLoader(data, 2, sampler=self.sampler, drop_last=True, num_workers=case.workers)
@@ -128,7 +133,7 @@ class Training:
             self.state.load(lambda info: snapshot.raw[info.name], snapshot.infos, snapshot.scalars)
             self.shadow.restore(snapshot.context)
             if rehearse:
-                rehearse_once(self.model, m)
+                rehearse_parts(self.state.parts, m)
         epoch = snapshot.epoch if snapshot else 0
         while m < MINIBATCHES:
             self.sampler.set_epoch(epoch)
@@ -151,6 +156,7 @@ class Training:
                 self._micro(m, *next(feed), last=micro == self.case.micro - 1)
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            self.average.update_parameters(self.model.module)
             self.optimizer.zero_grad()
             self.scheduler.step()
             m += 1

@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel
 
 from jitmpi import device
+from jitmpi.buffers import BufferShadow
 from jitmpi.errors import AttachError, MismatchError
 from jitmpi.events import TensorInfo
+from jitmpi.settle import Place, Rest
 from jitmpi.torch_state import TrainingState
+from jitmpi.vault import Vault
 
 
 class Net(nn.Module):
@@ -271,3 +275,42 @@ def test_hooks_mark_update_and_forward_and_come_out_again() -> None:
     parts[0].train()
     train(parts, 1, 1)
     assert len(log) == 3
+
+
+def test_several_models_are_one_state() -> None:
+    """A GAN's two, or one and its average; a list, ModuleList or ModuleDict. The first one's mode is the training's."""
+    one, other = nn.Linear(2, 2), nn.Linear(2, 3)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
+    for models in ([one, other], nn.ModuleList([one, other])):
+        state = TrainingState(models, optimizers)
+        assert (state.parts, state.copies) == ([one, other], [])
+        assert [info.name for info, _ in state.tensors()][:3] == ["model/0.weight", "model/0.bias", "model/1.weight"]
+    average = AveragedModel(one)
+    state = TrainingState(nn.ModuleDict({"net": one, "mean": average}), optimizers[0])
+    assert state.copies == [average]
+    assert "model/mean.module.weight" in {info.name for info, _ in state.tensors()}
+    seen: list[int] = []
+    state.on_forward(lambda: seen.append(1))
+    one(torch.ones(1, 2))
+    assert seen
+    one.eval()
+    assert not state.training
+    state.detach()
+    assert not one._forward_hooks
+
+
+@pytest.mark.parametrize("model", [[], ["net"], None])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    """Said at once, not by an error from within."""
+    with pytest.raises(AttachError, match="module"):
+        TrainingState(model)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_an_average_whose_update_was_cut_off_is_said(averaged: bool) -> None:
+    """It follows the update in the script; where the script hung there, nobody knows whether it was reached."""
+    net = nn.Linear(2, 2)
+    state = TrainingState([net, AveragedModel(net)] if averaged else net, torch.optim.SGD(net.parameters(), lr=0.1))
+    vault = Vault(state, BufferShadow(state.model, state.copies))
+    assert ("averaged" in vault.note(Rest(4, True, True, Place("tail", 3)))) is averaged
+    assert vault.note(Rest(4, True, False, Place("between", 4))) == ""
