@@ -106,7 +106,7 @@ class Listener:
         self.dropped = 0
         self._clock = clock
         self._callers: dict[int, _Caller] = {}
-        self._server = socket.create_server((host, 0), backlog=CONNECTIONS)
+        self._server = _listen(host)
         self._server.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -228,17 +228,30 @@ def responds(host: str, port: int, patience: float = 1.0) -> bool:
     return True
 
 
-def resolve(host: str) -> str:
-    """Return the IP address of a host, or the name itself when it cannot be found now."""
+def resolve(host: str, lookup: Callable[..., list[Any]] = socket.getaddrinfo) -> str:
+    """Return the IP address of a host, or the name itself when it cannot be found now.
+
+    Of two kinds the old one: slurmd listens to the new one only where slurm.conf says EnableIPv6, and then to both.
+    """
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        found = lookup(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return host
+    return str(next((info for info in found if info[0] == socket.AF_INET), found[0])[4][0])
 
 
 def this_host() -> str:
     """Return this machine's name."""
     return socket.gethostname()
+
+
+def _listen(host: str) -> socket.socket:
+    """Listen at an address, or ("") at all that this machine has, of both kinds where it can."""
+    if not host and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # the kernel knows it, and the administrator has switched it off
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=CONNECTIONS, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=CONNECTIONS)
 
 
 def _begin(selector: selectors.BaseSelector, name: str, address: tuple[str, int]) -> int:

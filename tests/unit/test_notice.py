@@ -169,3 +169,25 @@ def test_a_job_of_more_nodes_than_files_loses_none() -> None:
             assert notice.answering(addresses) == set(addresses)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_it_is_reached_by_both_kinds_of_addresses(host: str) -> None:
+    """A cluster may have only one of them."""
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    here = Listener()
+    sender = threading.Thread(target=notice.send, args=(here.launcher(host), EVENT, 10.0))
+    sender.start()
+    assert gather(here, 1) == [EVENT]
+    sender.join(20)
+    here.close()
+
+
+def test_slurmd_is_asked_at_the_address_at_which_it_listens() -> None:
+    """Where names have addresses of both kinds, Slurm uses the old one; all nodes would count as dead at the other."""
+    new, old = ((f, 0, 0, "", (a, 0)) for f, a in ((socket.AF_INET6, "fd00::7"), (socket.AF_INET, "10.0.0.7")))
+    assert notice.resolve("n7", lambda *_, **__: [new, old]) == "10.0.0.7"
+    assert notice.resolve("n7", lambda *_, **__: [new]) == "fd00::7"
