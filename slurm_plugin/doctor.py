@@ -22,7 +22,7 @@ from slurm_plugin import site as site_file
 from slurm_plugin.built_for import built_for
 from slurm_plugin.findings import Finding, exit_code, to_json, to_text
 from slurm_plugin.probe import ProbeError, probe
-from slurm_plugin.slurm import run_command
+from slurm_plugin.slurm import SEARCH_PATH, run_command
 from slurm_plugin.slurm_text import SlurmError
 
 PATIENCE: Final = 15.0  # seconds for one of Slurm's commands
@@ -91,6 +91,8 @@ def examine_all(options: argparse.Namespace) -> tuple[list[Finding], dict[str, o
     findings += examine.settings(config, version or "", expedite=site.expedite)
     findings += examine.environment(os.environ)
     findings += examine.site(conf, found, config)
+    scontrol = shutil.which("scontrol"), shutil.which("scontrol", path=SEARCH_PATH)
+    findings += inspect_host.commands(*scontrol, SEARCH_PATH)
     findings += inspect_host.hook_python(site.python, observe.modules(site.python))
     python = options.python or shutil.which("python") or shutil.which("python3") or sys.executable
     findings += inspect_host.job_python(python, observe.modules(python))

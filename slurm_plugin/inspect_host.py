@@ -25,6 +25,17 @@ LOCAL: Final = frozenset(["tmpfs", "ramfs", "overlay", "proc", "sysfs", "devtmpf
 LITTLE, SCARCE = 10 << 30, 1 << 30  # bytes: parameters and two moments of a model of 1 billion parameters take 12 GB
 
 
+def commands(found: str | None, by_hooks: str | None, search: str) -> Iterator[Finding]:
+    """Look at where scontrol is: for this shell, and for hooks, which get no PATH from Slurm."""
+    if found and not by_hooks:
+        says = f"scontrol is {found}, and hooks look for it in {search} only"
+        advice = (
+            "Link scontrol and scancel into /usr/local/bin on all hosts: without them the hooks drain no node and a "
+            "requeued job waits."
+        )
+        yield Finding("Slurm's commands", "problem", says, advice)
+
+
 def hook_python(path: str, modules: Mapping[str, str]) -> Iterator[Finding]:
     """Look at the interpreter that the hooks run with."""
     advice = "Set python= in /etc/jit-ckpt.conf to a Python of the system, 3.11 or later, on every node."

@@ -272,6 +272,15 @@ def test_pythons() -> None:
     assert verdicts([*inspect_host.hook_python("p", {"python": "3.11.2"})]) == {"Python of the hooks": "ok"}
 
 
+def test_commands_that_hooks_do_not_find() -> None:
+    """Slurm gives its hooks no PATH: what this shell finds may be nowhere for them."""
+    (found,) = inspect_host.commands("/opt/site/slurm/24/bin/scontrol", None, "/usr/bin:/bin")
+    assert found.verdict == "problem"
+    assert "/opt/site/slurm/24/bin/scontrol" in found.says
+    assert not [*inspect_host.commands("/opt/slurm/bin/scontrol", "/opt/slurm/bin/scontrol", "/opt/slurm/bin")]
+    assert not [*inspect_host.commands(None, None, "/usr/bin")]  # the version's finding tells
+
+
 def test_a_python_is_asked(tmp_path: Path) -> None:
     """A real interpreter answers; one that hangs, fails or is not there does not stop the doctor."""
     assert observe.modules(sys.executable)["numpy"]
