@@ -64,12 +64,12 @@ def _prepare(words: Sequence[str], environ: Mapping[str, str]) -> Adoption | int
         return None
     job, restarts = job_name(environ)
     options = contract.in_job(options, job)
-    known = trainings.find(options.dir, job)
+    known_by = trainings.fingerprint(words, os.getcwd(), environ)
+    known = trainings.find(options.dir, job, known_by.cluster)
     lost = sorted({n for t in known if t.restarts == restarts for n in t.lost})
     aside = max(options.spares, len(lost))
     request = arguments.parse(words, environ, aside)
     size = aside > 0 and not arguments.parse(words, environ).nodes
-    known_by = trainings.fingerprint(words, os.getcwd(), environ)
     over = trainings.over(known, restarts, lambda ended: outage.forgot(open_slurm(), say, job, ended))
     name, held = trainings.claim(known, job, known_by, restarts, over)
     if name in over:

@@ -1,7 +1,7 @@
 """The journal of a job: what jit-srun did and saw, one JSON line an entry, kept over relaunches and requeues.
 
     {"entry": "launch", "attempt", "time", "restarts", "nodes", "spares"} and, in the first of a jit-srun, what it is
-        known by (slurm_plugin/trainings.py): "command", "folder", "environ"
+        known by (slurm_plugin/trainings.py): "command", "folder", "environ", "cluster"
     {"entry": "notice", "attempt", "time", "notice": what the rank sent}
     {"entry": "outcome", "attempt", "time", "code", "interrupted", "unlaunched"}
     {"entry": "decision", "attempt", "time", "action", "nodes", "exclude", "reason"}

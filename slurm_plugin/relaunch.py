@@ -80,7 +80,7 @@ def _start(words: Sequence[str], text: str, signals: Signals) -> int:
         _plain_srun(words, f"cannot relaunch: {error}")
     options = contract.in_job(options, site.job)
     known_by = trainings.fingerprint(words, os.getcwd(), os.environ)
-    known = trainings.find(options.dir, site.job)
+    known = trainings.find(options.dir, site.job, known_by.cluster)
     over = trainings.over(known, site.restarts, partial(outage.forgot, slurm, say, site.job))
     name, _hold = trainings.claim(known, site.job, known_by, site.restarts, over)
     journal = Journal(options.dir, name, say)

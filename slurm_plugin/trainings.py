@@ -11,6 +11,8 @@ Rule 4: a training that ended well is passed over in the next life of the job wh
     finished, or where slurmctld, killed before it had written the job's end down, has started the job again. Where
     the job is put back on purpose (a script that requeues itself, say) it begins anew, in a new directory. So does a
     program that trained nothing: what it left may be on nodes that the job no longer has.
+Rule 5: clusters that share a file system give the same numbers to different jobs: what another cluster's job left is
+    nobody's, and its directory's name is taken. Numbers of a federation are unique, and its jobs may move.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import hashlib
 import itertools
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,20 +36,23 @@ from slurm_plugin.told import say
 PASSING: Final = re.compile(
     r"(SLURMD?|SPANK|JIT_CKPT|PMIX?|OMPI|BASH_FUNC)_.*|JIT_CKPT|_|SHLVL|PWD|OLDPWD|TMPDIR|HOSTNAME|MASTER_ADDR|MASTER_PORT"
 )
+FEDERATED: Final = 1 << 26  # the least number of a federation's job: the bits above tell its first cluster
 HASH: Final = 6  # hex digits: enough to see that a value is another one, too few to tell what it was
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What an srun is known by: its words, the folder it was started in, and its environment as name -> short hash."""
+    """What an srun is known by: its words, its folder, its environment as name -> short hash, its cluster."""
 
     command: tuple[str, ...]
     folder: str
     environ: Mapping[str, str] = field(default_factory=dict)
+    cluster: str = ""
 
     def to_entry(self) -> dict[str, Any]:
         """Return the fields of a journal's entry."""
-        return {"command": list(self.command), "folder": self.folder, "environ": dict(self.environ)}
+        environ = dict(self.environ)
+        return {"command": list(self.command), "folder": self.folder, "environ": environ, "cluster": self.cluster}
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,15 @@ def fingerprint(words: Sequence[str], folder: str, environ: Mapping[str, str]) -
     """Note what an srun is known by."""
     kept = {n: v for n, v in environ.items() if not PASSING.fullmatch(n)}
     hashed = {n: hashlib.sha256(os.fsencode(v)).hexdigest()[:HASH] for n, v in sorted(kept.items())}
-    return Fingerprint(tuple(words), folder, hashed)
+    return Fingerprint(tuple(words), folder, hashed, environ.get("SLURM_CLUSTER_NAME", ""))
 
 
-def find(root: str, job: str) -> list[Training]:
-    """Read what this job has begun so far, in the order of the directories' numbers."""
+def find(root: str, job: str, cluster: str = "") -> list[Training]:
+    """Read what this job has begun so far, in the order of the directories' numbers.
+
+    Args:
+        cluster: where the job runs; what another cluster's job of this number has begun only takes its name.
+    """
     pattern = re.compile(re.escape(job) + r"(?:\.(\d{1,6}))?")
     try:
         matches = [m for n in os.listdir(root) if (m := pattern.fullmatch(n))]
@@ -94,7 +104,7 @@ def find(root: str, job: str) -> list[Training]:
     for match in sorted(matches, key=lambda m: int(m.group(1) or 1)):
         training = _read(match.group(), journal.read(os.path.join(root, match.group(), contract.JOURNAL)))
         if training is not None:
-            found.append(training)
+            found.append(_nobodys(training) if _is_anothers(training, job, cluster) else training)
     return found
 
 
@@ -194,11 +204,21 @@ def _read(name: str, entries: Sequence[Mapping[str, Any]]) -> Training | None:
     return Training(name, known_by, restarts, ended, nodes, lost, when, frozenset(lives), trained)
 
 
+def _is_anothers(training: Training, job: str, cluster: str) -> bool:
+    then = training.known_by.cluster if training.known_by else ""
+    return bool(then and cluster) and then != cluster and int(job.partition("_")[0]) < FEDERATED
+
+
+def _nobodys(training: Training) -> Training:
+    return Training(training.name, None, sys.maxsize, "done")
+
+
 def _fingerprint_of(entry: Mapping[str, Any]) -> Fingerprint | None:
     command, environ = entry.get("command"), entry.get("environ")
     if not isinstance(command, list) or not isinstance(environ, dict):
         return None
-    return Fingerprint(tuple(map(str, command)), str(entry.get("folder")), {str(k): str(v) for k, v in environ.items()})
+    hashed = {str(k): str(v) for k, v in environ.items()}
+    return Fingerprint(tuple(map(str, command)), str(entry.get("folder")), hashed, str(entry.get("cluster") or ""))
 
 
 def _again(training: Training, now: Fingerprint) -> bool:

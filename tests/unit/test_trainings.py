@@ -155,6 +155,24 @@ def test_one_that_is_over_leaves_the_next_equal_one_alone(tmp_path: Path, capfd:
     assert next_of(2) == "7"
 
 
+@pytest.mark.parametrize("ended", ["", "requeue", "stop", "done"])
+def test_another_clusters_job_of_this_number_is_nobodys(tmp_path: Path, ended: str) -> None:
+    """Its checkpoint would be a wrong one; a federation's numbers are unique, and its jobs move between clusters."""
+    there = fingerprint(A, "/home", {"SLURM_CLUSTER_NAME": "there"})
+    launch = {"entry": "launch", "attempt": 0, "restarts": 0, "nodes": ["n1"], **there.to_entry()}
+    decision = {"entry": "decision", "attempt": 0, "action": ended}
+    fed = str((1 << 26) + 7)
+    for job in ("7", fed):
+        write(tmp_path, job, launch, *([decision] if ended else []))
+    here = replace(there, cluster="here")
+    for restarts in (0, 1):
+        known_here = find(str(tmp_path), "7", "here")
+        passed = over(known_here, restarts, lambda when: True)
+        assert next(candidates(known_here, "7", here, restarts, passed)) == "7.2"
+    assert find(str(tmp_path), "7", "there") == find(str(tmp_path), "7")
+    assert find(str(tmp_path), fed, "here") == find(str(tmp_path), fed)
+
+
 def test_passing_variables_do_not_count() -> None:
     """Slurm's own, and where the ranks meet, differ in each life."""
     here = {"SLURM_NODELIST": "n1", "MASTER_PORT": "1", "SEED": "5", "_": "/bin/srun"}
