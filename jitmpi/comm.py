@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
+from jitmpi import turns
 from jitmpi.config import Settings
 from jitmpi.errors import BootstrapError
 
@@ -85,7 +86,7 @@ def open_world(settings: Settings) -> World:
         return FileWorld(settings.rank, settings.size, os.path.join(settings.job_directory, folder))
     try:
         with _witness(settings.rank, f"MPI ended the process in MPI_Init under --mpi={settings.mpi_type}. {ADVICE}"):
-            world = MpiWorld()
+            world = MpiWorld(settings)
     except (ImportError, RuntimeError) as error:
         raise BootstrapError(
             f"srun offers MPI over {settings.mpi_type}, but mpi4py cannot start it ({error}); install mpi4py and an "
@@ -132,7 +133,7 @@ class MpiWorld:
 
     can_broadcast = True
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
         import mpi4py
 
         mpi4py.rc.initialize = False
@@ -142,6 +143,7 @@ class MpiWorld:
         self._mpi: Any = MPI
         self.held = bool(MPI.Is_initialized())
         if not self.held:
+            time.sleep(turns.wait(settings, time.time()) if settings else 0.0)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)  # what less the library gives is enough: one thread calls at a time
         if MPI.Get_library_version().startswith(("Open MPI v4", "Open MPI v5")):
             time.sleep(INIT_TAIL_S)

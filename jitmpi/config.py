@@ -24,7 +24,7 @@ class Settings:
         launcher: "host:port:key" of jit-srun, "" without one.
         step_id: Slurm's number of this step inside the job.
         mpi_type: the PMI that srun offers ("pmix", "pmi2"), "none" without one.
-        step_nodes: Slurm's text of the nodes of this step, "n[1-4]".
+        step_nodes, job_nodes: Slurm's text of the nodes of this step and of the job, "n[1-4]".
         torchrun: whether torchrun started this process (one Slurm task a node, several ranks below it).
     """
 
@@ -40,6 +40,7 @@ class Settings:
     restarts: int = 0
     training: str = ""
     step_nodes: str = ""
+    job_nodes: str = ""
     torchrun: bool = False
 
     @property
@@ -89,6 +90,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings | None:
         restarts=restarts,
         training=training,
         step_nodes=env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", ""),
+        job_nodes=env.get("SLURM_JOB_NODELIST", ""),
         torchrun=_by_torchrun(env),
     )
 

@@ -133,6 +133,8 @@ def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
     if environ.get("SLURM_MPI_TYPE"):
         says = f"{environ['SLURM_MPI_TYPE']}: srun takes it instead of MpiDefault"
         yield Finding("SLURM_MPI_TYPE", "note", says)
+    yield from _pmix("SLURM_PMIX_DIRECT_CONN", environ.get("SLURM_PMIX_DIRECT_CONN", ""))
+    yield from _pmix("SLURM_PMIX_FENCE", environ.get("SLURM_PMIX_FENCE", ""))
 
 
 def settings(config: Mapping[str, str], version_text: str, *, expedite: bool = False) -> Iterator[Finding]:
@@ -156,11 +158,20 @@ def settings(config: Mapping[str, str], version_text: str, *, expedite: bool = F
         f"{config.get('KillOnBadExit', '0')}, JobRequeue {config.get('JobRequeue', '?')}; any value: the plugin sets "
         "what jobs with the option need",
     )  # fmt: skip
+    yield from _pmix("PMIxDirectConn", config.get("PMIxDirectConn", ""))
+    yield from _pmix("PMIxCollFence", config.get("PMIxCollFence", ""))
     if "CANCEL" in config.get("PreemptMode", "").upper():
         yield Finding(
             "PreemptMode", "note", f"{config['PreemptMode']}: a preempted job is saved but not put back into the queue",
             "Use REQUEUE, with a GraceTime of the partition long enough for a save.",
         )  # fmt: skip
+
+
+def _pmix(name: str, value: str) -> Iterator[Finding]:
+    """Warn of settings under which Slurm's pmix plugin connects only steps on the first nodes of their job."""
+    if value.lower() in ("no", "false", "0", "n", "tree"):
+        says = f"{value}: MPI_Init hangs under --mpi=pmix where a step leaves out the first nodes of its job"
+        yield Finding(name, "note", says, f"Leave {name} unset, or start with --mpi=none: a relaunch may do so.")
 
 
 def _refused(config: Mapping[str, str]) -> Iterator[Finding]:

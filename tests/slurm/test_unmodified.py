@@ -7,10 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from testbed import Cluster
-from testbed.machine import slurm_version
 from tests.slurm.training import Training, assert_equal, decisions, program, submit
 
 # What people write: the address of rank 0 from the list of nodes, a port of the job's own.
@@ -65,10 +62,8 @@ def test_two_trainings_one_after_the_other(cluster: Cluster, reference: Training
     assert sorted(p.name for p in run.directory.iterdir()) == [run.job, f"{run.job}.2"]
 
 
-def test_two_trainings_at_the_same_time(request: pytest.FixtureRequest, cluster: Cluster, out: Path) -> None:
+def test_two_trainings_at_the_same_time(cluster: Cluster, out: Path) -> None:
     """They share neither checkpoints nor nodes, and only the one that failed is started again."""
-    if slurm_version().startswith("24.11"):  # open: the relaunch of one hangs in MPI_Init in about half of the tries
-        request.applymarker(pytest.mark.xfail(reason="docs/mpi.md: two steps at once", raises=AssertionError))
     a, b = out / "a", out / "b"
     pair = OLD + (
         "srun -N2 -n2 {program} &\nsleep 2\n"  # so that it gets the first nodes, which its MASTER_ADDR means

@@ -31,6 +31,8 @@ HealthCheckProgram      = /opt/site/health
 JobRequeue              = 1
 KillOnBadExit           = 0
 MpiDefault              = pmix
+PMIxCollFence           = (null)
+PMIxDirectConn          = yes
 Prolog                  = (null)
 PrologFlags             = (null)
 SLURM_VERSION           = 22.05.8
@@ -127,6 +129,8 @@ def test_settings() -> None:
     assert verdicts([*examine.settings(config | {"SlurmdTimeout": "0 sec"}, "22.05.8")])["SlurmdTimeout"] == "problem"
     assert "PreemptMode" in verdicts([*examine.settings(config | {"PreemptMode": "CANCEL"}, "22.05.8")])
     assert [*examine.settings({}, "22.05.8")] == []
+    tree = verdicts([*examine.settings(better | {"PMIxDirectConn": "no", "PMIxCollFence": "tree"}, "22.05.8")])
+    assert (tree["PMIxDirectConn"], tree["PMIxCollFence"]) == ("note", "note")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,8 @@ def test_environment() -> None:
     bad = {"SBATCH_NO_KILL": "1", "SLURM_NO_KILL": "set", "SBATCH_NO_REQUEUE": "", "SLURM_MPI_TYPE": "pmi2"}
     expected = {"SBATCH_NO_KILL": "problem", "SBATCH_NO_REQUEUE": "note", "SLURM_MPI_TYPE": "note"}
     assert verdicts([*examine.environment(bad)]) == expected
-    assert [*examine.environment({"SBATCH_NO_KILL": ""})] == []
+    assert verdicts([*examine.environment({"SLURM_PMIX_DIRECT_CONN": "false"})]) == {"SLURM_PMIX_DIRECT_CONN": "note"}
+    assert [*examine.environment({"SBATCH_NO_KILL": "", "SLURM_PMIX_DIRECT_CONN": "true"})] == []
 
 
 def test_directory(tmp_path: Path) -> None:
