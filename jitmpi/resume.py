@@ -21,7 +21,9 @@ from jitmpi.events import Context, Cursor, Manifest, TensorInfo
 if TYPE_CHECKING:
     from jitmpi.torch_state import TrainingState
 
-EXCHANGE = 600.0  # seconds for all ranks to agree; the slowest reads the whole state in that time
+EXCHANGE = 600.0  # seconds for all ranks to agree, beside the time that the slowest needs to read the state
+SLOWEST = 10e6  # bytes a second of a file system that is too slow to wait for; a rank that dies is seen at once
+STATE_COPIES = 3  # parameters and two moments, which a fresh process does not have yet
 GOOD, DAMAGED, MISMATCH = b"good", b"damaged", b"mismatch"
 
 
@@ -35,6 +37,7 @@ def resume(world: World, state: TrainingState, settings: Settings) -> tuple[Curs
         DamagedError: there are checkpoints, and none of them is whole.
     """
     paths = _candidates(world, settings)
+    nbytes = STATE_COPIES * sum(info.nbytes for info, _ in state.tensors())
     damage: list[str] = []
     for path in paths:
         cursor, verdict, reason = None, GOOD, ""
@@ -44,7 +47,7 @@ def resume(world: World, state: TrainingState, settings: Settings) -> tuple[Curs
             verdict, reason = MISMATCH, str(error)
         except DamagedError as error:
             verdict, reason = DAMAGED, str(error)
-        verdicts = world.exchange(verdict + b" " + reason.encode(), time.monotonic() + EXCHANGE)
+        verdicts = world.exchange(verdict + b" " + reason.encode(), _until(nbytes))
         worst = [v.partition(b" ")[2].decode() for v in verdicts if v.startswith(MISMATCH)]
         if worst:
             raise MismatchError(worst[0])
@@ -114,8 +117,8 @@ def _decode(blob: bytes) -> tuple[Manifest, dict[int, Context], bytes]:
     return Manifest.from_dict(json.loads(parts[0])), {c.rank: c for c in contexts}, parts[1]
 
 
-def _share(world: World, data: bytes, trouble: JitError | None) -> bytes:
-    """Send rank 0's bytes, or its trouble, to all."""
+def _share(world: World, data: bytes, trouble: JitError | None, read: int = 0) -> bytes:
+    """Send rank 0's bytes, or its trouble, to all; `read` is how many it reads before."""
     if not world.can_broadcast:
         if trouble is not None:
             raise trouble
@@ -125,14 +128,19 @@ def _share(world: World, data: bytes, trouble: JitError | None) -> bytes:
         head[0] = 0 if trouble is None else (2 if isinstance(trouble, MismatchError) else 1)
         data = data if trouble is None else str(trouble).encode()
         head[1:9] = len(data).to_bytes(8, "little")
-    world.bcast(head, 0)
+    world.bcast(head, 0, _until(read))
     body = bytearray(int.from_bytes(head[1:9], "little"))
     if world.rank == 0:
         body[:] = data
-    world.bcast(body, 0)
+    world.bcast(body, 0, _until(len(body)))
     if head[0]:
         raise (MismatchError if head[0] == 2 else DamagedError)(body.decode())
     return bytes(body)
+
+
+def _until(nbytes: int) -> float:
+    """Return when a rank that reads so many bytes has hung, as a deadline of time.monotonic."""
+    return time.monotonic() + EXCHANGE + nbytes / SLOWEST
 
 
 def _reader(world: World, source: restore.Source | None) -> Callable[[TensorInfo], memoryview]:
@@ -150,8 +158,8 @@ def _reader(world: World, source: restore.Source | None) -> Callable[[TensorInfo
                 buffer = source.tensor_bytes(info).data
             except DamagedError as error:
                 trouble = error
-        _share(world, b"", trouble)
-        world.bcast(buffer, 0)
+        _share(world, b"", trouble, info.nbytes)  # rank 0 has read all of it before it says so
+        world.bcast(buffer, 0, _until(info.nbytes))
         return buffer
 
     return read

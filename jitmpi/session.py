@@ -45,7 +45,6 @@ from slurm_plugin.contract import EXIT_REFUSED
 FINALIZE = 60.0  # seconds for MPI_Finalize; it waits for every rank, and takes milliseconds
 BOOTSTRAP = 300.0  # seconds for all ranks to come up; on a slow file system importing torch alone takes a minute
 _begun: list[Settings] = []  # of this process: at most one
-STATE_COPIES = 3  # parameters and two moments: what a checkpoint will hold, before the optimizer has any state
 
 
 def attach(
@@ -163,7 +162,7 @@ def _preflight(world: comm.World, settings: Settings, state: TrainingState) -> N
         try:
             infos = [info for info, _ in state.tensors()]
             store.check(infos)
-            preflight.check(settings.job_directory, STATE_COPIES * sum(info.nbytes for info in infos))
+            preflight.check(settings.job_directory, resume.STATE_COPIES * sum(info.nbytes for info in infos))
         except (ConfigError, SaveError) as error:
             problem = str(error).encode()
     answer = world.exchange(problem, time.monotonic() + BOOTSTRAP)[0]

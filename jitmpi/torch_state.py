@@ -14,6 +14,7 @@ replicas that guess differently could not share the writing.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -28,6 +29,10 @@ from jitmpi.skeleton import Tensors, plant, strip
 from jitmpi.updates import Tail, Updates
 
 Raw = bytes | bytearray | memoryview
+GROWN = (
+    "an optimizer's groups have changed since attach; a restarted script must make them so before attach, or it will "
+    "be refused: give it all parameters at once, and set requires_grad or lr when they are to be trained"
+)
 LOOKS = 8  # parameters whose gradient is looked at per boundary: under a microsecond
 
 
@@ -68,6 +73,7 @@ class TrainingState:
         self._first: tuple[int, bytes] | None = None  # a minibatch and its scalars at its first boundary
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
         self._probe = 0
+        self._attached, self._grown = self._groups(), False
         device.prepare(tensor for _, tensor in self.tensors())
         self.scalars()
 
@@ -121,6 +127,9 @@ class TrainingState:
 
         Only the first call for a minibatch counts.
         """
+        if self._groups() != self._attached and not self._grown:
+            self._grown = True
+            sys.stderr.write(f"jit-ckpt: {GROWN}\n")
         if self._first is None or self._first[0] != minibatch:
             with suppress(AttachError):  # a fault will say so; until then the run goes on
                 self._first = (minibatch, self.scalars())
@@ -133,6 +142,12 @@ class TrainingState:
         """
         first = self._first
         return first[1] if first is not None and first[0] == minibatch else self.scalars()
+
+    def doubts(self, minibatch: int) -> str:
+        """Say what of S(minibatch) has changed before its update, "" for nothing: it cannot be taken back."""
+        if self._tail.ahead and (self._first is None or self._first[0] != minibatch):
+            return "a scheduler had stepped before the update and does so once more; step it behind optimizer.step()"
+        return ""
 
     def load(self, read: Callable[[TensorInfo], Raw], infos: Sequence[TensorInfo], scalars: bytes) -> None:
         """Put a saved state into the objects.
@@ -195,6 +210,10 @@ class TrainingState:
         """
         return self._tail.complete()
 
+    def _groups(self) -> list[list[int]]:
+        """Return how many parameters are in each group of each optimizer."""
+        return [[len(group["params"]) for group in one.param_groups] for one in self.optimizers]
+
     def _any_gradient(self) -> bool:
         """Look for a gradient at a few parameters, the next time at others if there was none."""
         count = len(self._trained)
@@ -246,7 +265,9 @@ class TrainingState:
         names = {id(tensor): name for name, tensor in named.items()}
         groups = [[[names[id(p)] for p in g["params"]] for g in o.param_groups] for o in self.optimizers]
         if [tree["params"] for tree in values["optimizers"]] != groups:
-            wrong.append("the optimizers' parameter groups differ")
+            saved = [[len(group) for group in tree["params"]] for tree in values["optimizers"]]
+            numbers = f"saved with {saved} parameters, here {self._groups()}"
+            wrong.append(f"the optimizers' parameter groups differ ({numbers}); build them before attach as they were")
         if len(values["schedulers"]) != len(self._schedulers):
             wrong.append(f"{len(values['schedulers'])} schedulers in the checkpoint, {len(self._schedulers)} here")
         if (values["scaler"] is None) != (self._scaler is None):

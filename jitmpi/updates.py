@@ -92,6 +92,11 @@ class Tail:
             del self.pattern[:-CLEAR]
         self._marked = counts
 
+    @property
+    def ahead(self) -> bool:
+        """Whether a scheduler has stepped since the boundary."""
+        return self._marked is not None and [_count(scheduler) for scheduler in self._schedulers] != self._marked
+
     def complete(self) -> str:
         """Step the schedulers as often as the last minibatches did; returns why not, "" where it is done."""
         if not self._schedulers or self._marked is None:

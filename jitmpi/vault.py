@@ -55,7 +55,7 @@ class Vault:
 
         Returns what could not be finished, "" for nothing.
         """
-        note = self._state.complete_tail() if rest.cut else ""
+        note = self._state.complete_tail() if rest.cut else self._state.doubts(rest.minibatch)
         if rest.cut and self._state.copies:
             note = "; ".join(filter(None, [note, "the averaged model may lack the last minibatch"]))
         with suppress(AttachError, RuntimeError):  # the writers will say why

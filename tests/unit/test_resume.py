@@ -14,8 +14,8 @@ from jitmpi import commit, device, save
 from jitmpi.buffers import BufferShadow
 from jitmpi.config import Settings
 from jitmpi.errors import DamagedError, MismatchError
-from jitmpi.events import Context, Fault, SavePlan
-from jitmpi.resume import resume
+from jitmpi.events import Context, Fault, SavePlan, TensorInfo
+from jitmpi.resume import _reader, resume
 from jitmpi.torch_state import TrainingState
 from jitmpi.vault import Vault
 from slurm_plugin.contract import Options
@@ -46,6 +46,17 @@ class ByFiles(Alone):
 
     def bcast(self, data: Any, root: int, deadline: float | None = None) -> None:
         raise AssertionError
+
+
+class Patient(Alone):
+    """One that notes how long it may be waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def bcast(self, data: Any, root: int, deadline: float | None = None) -> None:
+        assert deadline is not None
+        self.waits.append(deadline - time.monotonic())
 
 
 def objects(width: int = 8) -> tuple[torch.nn.Module, Any, TrainingState]:
@@ -114,6 +125,24 @@ def test_the_newest_checkpoint_is_loaded(tmp_path: Path, world: Any) -> None:
     assert (cursor.minibatch, cursor.context.pieces["position"]) == (5, b"here")
     assert torch.equal(model.weight, weights)
     assert optimizer.state[model.weight]["step"] == 1
+
+
+def test_a_large_tensor_on_a_slow_file_system_is_waited_for(tmp_path: Path) -> None:
+    """The others wait while rank 0 reads; a wait that knows nothing of the size would end every start."""
+    checkpoint(tmp_path, 3, 0)
+    world = Patient()
+    resume(world, objects()[2], settings(tmp_path))
+    assert min(world.waits) > 500
+    world.waits.clear()
+    info = TensorInfo("model/embedding", (1 << 30, 8), "float32", 1 << 35)
+    with pytest.raises(DamagedError, match="no such tensor"):
+        _reader(world, Nothing())(info)  # type: ignore[arg-type]
+    assert world.waits[0] > 600 + (1 << 35) / 20e6
+
+
+class Nothing:
+    def tensor_bytes(self, info: TensorInfo) -> Any:
+        raise DamagedError("no such tensor")
 
 
 @pytest.mark.parametrize("world", [Alone(), ByFiles()])

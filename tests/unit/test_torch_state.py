@@ -242,7 +242,7 @@ def test_another_model_is_refused() -> None:
         TrainingState(net, optimizer).load(lambda info: raw[info.name], infos, scalars)
     net = Net()
     optimizer = torch.optim.AdamW(list(net.parameters())[:2])
-    with pytest.raises(MismatchError, match="parameter groups differ; 1 schedulers in the checkpoint, 0 here"):
+    with pytest.raises(MismatchError, match=r"parameter groups differ.*; 1 schedulers in the checkpoint, 0 here"):
         TrainingState(net, optimizer).load(lambda info: raw[info.name], infos, scalars)
 
 
@@ -314,3 +314,38 @@ def test_an_average_whose_update_was_cut_off_is_said(averaged: bool) -> None:
     vault = Vault(state, BufferShadow(state.model, state.copies))
     assert ("averaged" in vault.note(Rest(4, True, True, Place("tail", 3)))) is averaged
     assert vault.note(Rest(4, True, False, Place("between", 4))) == ""
+
+
+def test_a_scheduler_that_steps_before_the_update_is_said() -> None:
+    """S(m) is what it was at the boundary; a step behind it is done again. At an epoch's begin the copy is older."""
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = lr_scheduler.StepLR(optimizer, 1)
+    state = TrainingState(net, optimizer, scheduler)
+    state.mark()
+    optimizer.step()
+    assert state.doubts(0) == ""
+    scheduler.step()
+    assert "behind optimizer.step()" in state.doubts(0)
+    state.mark()
+    assert state.doubts(1) == ""
+    state.keep(1)
+    scheduler.step()
+    assert state.doubts(1) == ""
+
+
+def test_groups_that_grow_are_said_while_the_run_lives(capsys: pytest.CaptureFixture[str]) -> None:
+    """A restarted script has not added them yet when it attaches; the refusal then says what differs."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    state = TrainingState(net, optimizer)
+    state.keep(0)
+    assert capsys.readouterr().err == ""
+    optimizer.add_param_group({"params": list(net[1].parameters())})
+    for minibatch in (1, 2):
+        state.keep(minibatch)
+    assert capsys.readouterr().err.count("groups have changed since attach") == 1
+    fresh = TrainingState(net, torch.optim.SGD(net[0].parameters(), lr=0.1))
+    raw = {info.name: device.host_bytes(tensor) for info, tensor in state.tensors()}
+    with pytest.raises(MismatchError, match=r"saved with \[\[2, 2\]\] parameters, here \[\[2\]\]"):
+        fresh.load(lambda info: raw[info.name], [info for info, _ in state.tensors()], state.scalars())
