@@ -1,16 +1,17 @@
 """Let some of a job's nodes watch the node of its batch script, for as long as no step of the job runs elsewhere.
 
     Prolog: its environment -> <spool>/<job id>/guard, which the epilog removes with the job's folder
-    HealthCheckProgram: these notes -> `orphan` for each job whose batch node is silent
+    HealthCheckProgram: these notes -> `orphan` for each job whose batch node is silent, or was: it may have booted
 
-Rule 1: root decides nothing here, and a job's words are only handed on: `orphan` runs as the job's owner, asks Slurm,
-        and waits until that too has lost the node.
+Rule 1: root decides nothing here, and a job's words are only handed on: `orphan` runs as the job's owner and asks Slurm
+        whether that too has lost the node.
 Rule 2: the prolog asks nobody, and nobody waits for the look: it goes on in a process of its own, for a minute at most.
 Rule 3: without a note (a full spool, words that are no option) the job runs all the same, and the node is as good.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -25,10 +26,12 @@ from slurm_plugin.slurm_text import NODE_NAME, SLURMD_PORT, SlurmError, expand
 from slurm_plugin.spool import Spool, SpoolError
 
 FILE: Final = "{job}/guard"  # in the spool
+SILENT: Final = "silent"  # in the spool: the jobs whose batch node was silent once, "job restarts" a line
 GUARDS: Final = 8  # nodes that watch one job
 MOST: Final = 64  # jobs of this node that one look starts `orphan` for; the others come with the next look
 LONGEST: Final = 16 << 10  # bytes of a note; the option has 8.5 KiB at most
 PATIENCE: Final = 60  # seconds for a look; it takes one, unless names cannot be resolved
+AT_ONCE: Final = 32  # nodes that are tried at the same time
 SETPRIV: Final = "/usr/bin/setpriv"
 # What packaging/wrapper writes, with the interpreter and the code that run here.
 RUN: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from slurm_plugin.orphan import main; sys.exit(main())"
@@ -120,7 +123,9 @@ def leave_note(spool: Spool, environ: Mapping[str, str], node: str) -> None:
         spool.write(FILE.format(job=note.job), text)
 
 
-def look(spool: Spool, start: Callable[[Note], object] | None = None) -> Child | None:
+def look(
+    spool: Spool, start: Callable[[Note], object] | None = None, responds: Callable[[str, int], bool] | None = None
+) -> Child | None:
     """Begin to look after the jobs of this node's notes; None if there are none.
 
     Raises:
@@ -133,21 +138,45 @@ def look(spool: Spool, start: Callable[[Note], object] | None = None) -> Child |
         except SpoolError:
             continue  # not ours
     found = [note for note in notes if note]
-    return Child.fork(lambda: _look_after(found, start or _start)) if found else None
+    if not found:
+        return None
+    return Child.fork(lambda: _look_after(spool, found, start or _start, responds), keep=(spool.fileno(),))
 
 
-def silent(notes: Sequence[Note], answering: Collection[str]) -> list[Note]:
-    """Return the notes whose batch node is not among those that answer, as many as one look may see to."""
-    return [note for note in notes if note.batch not in answering][:MOST]
+def in_need(notes: Sequence[Note], answering: Collection[str], before: bytes) -> tuple[list[Note], bytes]:
+    """Return the notes whose batch node is silent or was so `before`, and what to remember of them.
+
+    A node that boots again answers, but the script that ran there does not.
+    """
+    known = set(before.decode("ascii", "replace").splitlines())
+    found = [n for n in notes if n.batch not in answering or f"{n.job} {n.restarts}" in known]
+    return found, "".join(f"{note.job} {note.restarts}\n" for note in found).encode()
 
 
-def _look_after(notes: Sequence[Note], start: Callable[[Note], object]) -> None:
-    from slurm_plugin import notice  # here: prologs need no sockets
+def _look_after(
+    spool: Spool,
+    notes: Sequence[Note],
+    start: Callable[[Note], object],
+    responds: Callable[[str, int], bool] | None,
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor  # here: prologs need none of this
+
+    from slurm_plugin import notice
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(PATIENCE)
-    nodes = {note.batch for note in notes}
-    for note in silent(notes, notice.answering({n: (notice.resolve(n), SLURMD_PORT) for n in nodes})):
+    ask, nodes = responds or notice.responds, sorted({note.batch for note in notes})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        heard = zip(nodes, pool.map(lambda node: ask(node, SLURMD_PORT), nodes), strict=True)
+        answering = {node for node, alive in heard if alive}
+    before = b""
+    with contextlib.suppress(SpoolError):
+        before = spool.read(SILENT)
+    found, known = in_need(notes, answering, before)
+    if known != before:
+        with contextlib.suppress(SpoolError):  # it is full: then a silent node counts while it is silent
+            spool.write(SILENT, known)
+    for note in found[:MOST]:
         start(note)
 
 

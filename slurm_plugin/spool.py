@@ -137,6 +137,10 @@ class Spool:
                     raise SpoolError(f"cannot lock {self.path}/{LOCK}: {error.strerror}") from error
             time.sleep(0.01)
 
+    def fileno(self) -> int:
+        """Return its descriptor, which a process that goes on with it must keep."""
+        return self._folder
+
     def names(self) -> list[str]:
         """Return what is in it, in no order."""
         return os.listdir(self._folder)

@@ -13,7 +13,9 @@ from tests.slurm.training import decisions, submit
 
 SLEEPER = """#!/bin/bash
 [ -z $SLURM_RESTART_COUNT ] || exec echo again
-srun -N1 -n1 -r1 sh -c "touch {out}/began-$SLURM_ARRAY_TASK_ID; sleep 45; touch {out}/whole-$SLURM_ARRAY_TASK_ID"
+srun -N1 -n1 -r1 sh -c "touch {out}/began-$SLURM_ARRAY_TASK_ID
+    until [ -e {out}/ready ]; do sleep 0.2; done
+    touch {out}/whole-$SLURM_ARRAY_TASK_ID"
 until [ -e {out}/end ]; do sleep 0.2; done
 """
 
@@ -70,7 +72,10 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
 
 
 def test_a_task_of_an_array_after_its_step(guarded: Cluster) -> None:
-    """A healthy step elsewhere runs to its end; then that task comes back, alone, though it has the array's number."""
+    """A healthy step elsewhere runs to its end; then that task comes back, alone, though it has the array's number.
+
+    That its batch host was booted meanwhile, and answers, does not bring its script back.
+    """
     out = guarded.pfs / "array"
     out.mkdir()
     given = [f"--jit-ckpt=dir={out}/state", "--array=1-2", "-N2", "--exclusive", f"--output={out}/%a.out"]
@@ -79,9 +84,15 @@ def test_a_task_of_an_array_after_its_step(guarded: Cluster) -> None:
     lost = next(name for name, fields in tasks.items() if fields["JobId"] == array)
     (other,), task = set(tasks) - {lost}, lost.rpartition("_")[2]
     wait_for("its step", (out / f"began-{task}").exists, 30)
-    guarded.off(tasks[lost]["BatchHost"])
-    fields = guarded.wait_state(lost, "COMPLETED", 150)
-    assert (fields["Restarts"], fields["ExcNodeList"]) == ("1", tasks[lost]["BatchHost"])
+    host = tasks[lost]["BatchHost"]
+    guarded.off(host)
+    wait_for("a job without the node", lambda: host not in guarded.job(lost)["NodeList"], 90)
+    guarded.boot(host)
+    wait_for("an idle node", lambda: guarded.nodes()[host] == "idle", 60)
+    assert guarded.job(lost)["Restarts"] == "0"
+    (out / "ready").touch()
+    fields = guarded.wait_state(lost, "COMPLETED", 90)
+    assert (fields["Restarts"], fields["ExcNodeList"]) == ("1", host)
     assert (out / f"whole-{task}").exists(), "the step was cut off"
     assert "again" in (out / f"{task}.out").read_text()
     (out / "end").touch()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_plugin import guard, kernel_log
+from slurm_plugin import guard, hold, kernel_log
 from slurm_plugin.child import Child
 from slurm_plugin.guard import Note
 from slurm_plugin.spool import Spool, SpoolError
@@ -27,7 +27,6 @@ ENVIRON = {
     "SPANK_JIT_CKPT": "dir=/pfs/a b;$(x),requeues=3",
 }
 NOTE = Note("17", "1001", "1002", "3", "n1", "/etc/slurm/slurm.conf", "dir=/pfs/a b;$(x),requeues=3")
-SILENT = "n1.invalid"  # no name server knows it
 
 
 @pytest.fixture
@@ -114,11 +113,16 @@ def test_orphan_gets_a_jobs_words_as_they_are() -> None:
     assert "SLURM_CONF" not in guard.command(replace(NOTE, conf=""))[1]
 
 
-def test_only_jobs_whose_batch_node_is_silent_need_somebody() -> None:
-    """And of a crowd of them not all at once."""
-    notes = [replace(NOTE, job=str(i), batch="n1" if i % 2 else "n2") for i in range(300)]
-    found = guard.silent(notes, {"n1"})
-    assert [note.job for note in found] == [str(i) for i in range(0, 2 * guard.MOST, 2)]
+def test_a_job_needs_somebody_from_the_first_silence_of_its_batch_node_on() -> None:
+    """A node that boots again answers, without the script; another life, and a job that has left, are forgotten."""
+    first, second = replace(NOTE, job="1", batch="n1"), replace(NOTE, job="2", batch="n2")
+    assert guard.in_need([first, second], {"n1", "n2"}, b"") == ([], b"")
+    found, known = guard.in_need([first, second], {"n1"}, b"")
+    assert (found, known) == ([second], b"2 3\n")
+    assert guard.in_need([first, second], {"n1", "n2"}, known) == ([second], known)
+    assert guard.in_need([first], {"n1", "n2"}, known) == ([], b"")
+    assert guard.in_need([replace(second, restarts="4")], {"n2"}, known) == ([], b"")
+    assert guard.in_need([first, second], {"n1", "n2"}, b"\xff\n1\n\n2 3 4") == ([], b"")
 
 
 def test_a_note_is_left_for_root_alone_and_an_overlong_one_not_at_all(spool: Spool) -> None:
@@ -133,28 +137,47 @@ def test_a_note_is_left_for_root_alone_and_an_overlong_one_not_at_all(spool: Spo
     assert spool.names() == ["17"]
 
 
-def test_a_look_starts_what_is_needed_and_nobody_waits_for_it(spool: Spool, tmp_path: Path) -> None:
-    """Among thousands of folders, and whatever lies in the spool beside the notes."""
+def looked(spool: Spool, tmp_path: Path, *answering: str) -> list[str]:
+    """Look, where some nodes answer; the jobs for which somebody was started."""
+    for old in tmp_path.glob("asked-*"):
+        old.unlink()
+    child = guard.look(spool, lambda note: (tmp_path / f"asked-{note.job}").touch(), lambda node, _: node in answering)
+    assert child is not None
+    assert child.end(time.monotonic() + 60).code == 0
+    return sorted(path.name.removeprefix("asked-") for path in tmp_path.glob("asked-*"))
+
+
+def test_a_look_starts_what_is_needed(spool: Spool, tmp_path: Path) -> None:
+    """Among thousands of folders, and whatever lies in the spool beside the notes; it remembers, and forgets."""
     assert guard.look(spool) is None
     boot = kernel_log.boot_id()
     for number in range(3000):
         spool.write(f"{number}/began", b"x")
-    for number, batch in ((5, SILENT), (6, "localhost"), (7, SILENT)):
-        spool.write(f"{number}/guard", guard.write(replace(NOTE, batch=batch), boot if number != 7 else BOOT))
+    for number, batch, when in ((5, "n1", boot), (6, "n2", boot), (7, "n1", BOOT)):
+        spool.write(f"{number}/guard", guard.write(replace(NOTE, batch=batch), when))
     Path(spool.path, "8", "guard").symlink_to("/etc/passwd")
     Path(spool.path, "nonsense").mkdir(mode=0o700)
     Path(spool.path, "9000").write_text("a file")
-    asked = guard.look(spool, lambda note: Path(tmp_path, f"asked-{note.job}").touch())
-    assert asked is not None
-    assert asked.end(time.monotonic() + 60).code == 0
-    asked_for = {path.name for path in tmp_path.glob("asked-*")}
-    assert "asked-5" in asked_for
-    assert asked_for <= {"asked-5", "asked-6"}, "localhost answers only where a slurmd runs"
+    assert looked(spool, tmp_path, "n1", "n2") == []
+    assert looked(spool, tmp_path, "n2") == ["5"]
+    assert looked(spool, tmp_path, "n1", "n2") == ["5"]
+    Path(spool.path, "5", "guard").unlink()
+    assert looked(spool, tmp_path, "n1") == ["6"]
+    assert spool.read("silent") == b"6 3\n"
+
+
+def test_a_look_without_a_memory_starts_what_is_silent_now(spool: Spool, tmp_path: Path) -> None:
+    """As on a full disk; and a crowd is not started all at once."""
+    Path(spool.path, "silent").mkdir(mode=0o700)
+    for number in range(100):
+        spool.write(f"{number}/guard", guard.write(NOTE, kernel_log.boot_id()))
+    assert len(looked(spool, tmp_path)) == guard.MOST
+    assert looked(spool, tmp_path, "n1") == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program as another user")
 def test_orphan_is_started_as_the_owner() -> None:
-    """With that one's rights and no others; it runs, and where the batch node answers after all it just ends."""
+    """With that one's rights and no others; it runs, and where another one is at it already it just ends."""
     nobody = pwd.getpwnam("nobody")
     line, environ = guard.command(replace(NOTE, uid=str(nobody.pw_uid), gid=str(nobody.pw_gid)))
     probe = (
@@ -162,8 +185,11 @@ def test_orphan_is_started_as_the_owner() -> None:
     )
     told = Child.start([*line[:5], sys.executable, "-I", "-c", probe], environ).end(time.monotonic() + 30)
     assert told.text == f"{(nobody.pw_uid,) * 3} {(nobody.pw_gid,) * 3} [] True True\n"
-    line, environ = guard.command(replace(NOTE, uid="0", gid="0", batch="localhost"))
+    line, environ = guard.command(replace(NOTE, uid="0", gid="0", job=str(os.getpid())))
+    held = hold.take(str(os.getpid()), "guard")
     done = Child.start(line, environ).end(time.monotonic() + 30)
+    assert held is not None
+    held.release()
     assert (done.code, done.text) == (0, "")
 
 

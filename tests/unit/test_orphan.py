@@ -13,7 +13,7 @@ import pytest
 
 from slurm_plugin import hold
 from slurm_plugin.contract import Options
-from slurm_plugin.orphan import Orphan, see_to
+from slurm_plugin.orphan import Orphan, see_to, see_to_idle
 from slurm_plugin.slurm_text import JobInfo, NodeInfo
 from tests.unit.fake_slurm import FakeSlurm
 
@@ -33,21 +33,23 @@ class World:
         self._events = itertools.chain(events, itertools.repeat(""))
         self._now = itertools.count(0.0, 5.0)
 
-    def see_to(self, orphan: Orphan = ORPHAN) -> bool:
+    def see_to(self) -> bool:
         return see_to(
             self.slurm,
-            orphan,
+            ORPHAN,
             self.said.append,
             responds=self._responds,
             clock=lambda: next(self._now),
             sleep=lambda _: None,
         )
 
-    def _responds(self, host: str, port: int) -> bool:
-        assert (host, port) == ("10.0.0.1", 7000), "where Slurm says that the slurmd of this node listens"
-        self.looks += 1
-        event, job = next(self._events), self.slurm.jobs["7"]
-        self.slurm.steps = {1: "0"} if event == "a step runs" else {}
+    def see_to_idle(self, answers: bool = False) -> bool:
+        """Look once at what is there; `answers`: the batch node does."""
+        return see_to_idle(self.slurm, ORPHAN, self.said.append, responds=lambda host, port: answers)
+
+    def happens(self, event: str) -> None:
+        """Let Slurm see it."""
+        job = self.slurm.jobs["7"]
         if event == "taken out":
             self.slurm.jobs["7"] = replace(job, nodes=job.nodes[1:])
         elif event in ("given up", "drained"):
@@ -55,6 +57,12 @@ class World:
             self.slurm.known["n1"] = replace(self.slurm.known["n1"], state=state)
         elif event == "requeued":
             self.slurm.jobs["7"] = replace(job, state="PENDING", restarts=2)
+
+    def _responds(self, host: str, port: int) -> bool:
+        assert (host, port) == ("10.0.0.1", 7000), "where Slurm says that the slurmd of this node listens"
+        self.looks += 1
+        event = next(self._events)
+        self.happens(event)
         return event == "answers"
 
 
@@ -112,21 +120,43 @@ def test_a_job_that_is_suspended_may_still_be_an_orphan() -> None:
     assert world.slurm.done == []
 
 
-def test_what_only_an_idle_job_needs_waits_for_no_step() -> None:
-    """Its ranks may still be saving what a requeue would cut off; the next health check comes with another look."""
-    world, idle = World("a step runs", "given up"), replace(ORPHAN, idle=True)
-    assert not world.see_to(idle)
-    assert (world.slurm.done, world.looks) == ([], 1)
-    assert world.see_to(idle)
-    assert world.slurm.done[0] == ("requeue", "7")
+@pytest.mark.parametrize(("event", "answers"), [("taken out", False), ("taken out", True), ("given up", False)])
+def test_an_idle_job_comes_back_once_slurm_has_lost_the_node(event: str, answers: bool) -> None:
+    """One that was taken out of the job may have booted, and answer; its script is gone all the same."""
+    world = World()
+    assert not world.see_to_idle()
+    world.happens(event)
+    assert world.see_to_idle(answers)
+    assert [done[:2] for done in world.slurm.done] == [("requeue", "7"), ("update", "7")]
+
+
+@pytest.mark.parametrize(("event", "answers"), [("drained", False), ("given up", True), ("requeued", False)])
+def test_an_idle_job_that_may_have_its_script_is_left_alone(event: str, answers: bool) -> None:
+    """Slurm hears from the node, or it answers, or somebody was faster."""
+    world = World()
+    world.happens(event)
+    assert not world.see_to_idle(answers)
+    assert world.slurm.done == []
+
+
+def test_a_job_with_a_step_is_not_idle() -> None:
+    """Its ranks may still be saving what a requeue would cut off; the next health check looks again."""
+    world = World()
+    world.happens("taken out")
+    world.slurm.steps = {1: "0"}
+    assert not world.see_to_idle()
+    assert world.slurm.done == []
+    world.slurm.steps = {}
+    assert world.see_to_idle()
 
 
 def test_of_an_array_only_the_task_comes_back() -> None:
     """Slurm is told its number only; asked to requeue that, it would take it for the whole array's."""
-    world = World("given up")
+    world = World()
     world.slurm.jobs["7"] = replace(world.slurm.jobs["7"], array_job="7", array_task="3")
     world.slurm.jobs["7_3"] = world.slurm.jobs["7"]
-    assert world.see_to()
+    world.happens("given up")
+    assert world.see_to_idle()
     assert [done[:2] for done in world.slurm.done] == [("requeue", "7_3"), ("update", "7_3")]
 
 
