@@ -86,7 +86,7 @@ def test_a_task_of_an_array_after_its_step(guarded: Cluster) -> None:
     wait_for("its step", (out / f"began-{task}").exists, 30)
     host = tasks[lost]["BatchHost"]
     guarded.off(host)
-    wait_for("a job without the node", lambda: host not in guarded.job(lost)["NodeList"], 90)
+    wait_for("a job without the node", lambda: guarded.job(lost)["NumNodes"] == "1", 90)
     guarded.boot(host)
     wait_for("an idle node", lambda: guarded.nodes()[host] == "idle", 60)
     assert guarded.job(lost)["Restarts"] == "0"
