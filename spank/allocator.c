@@ -47,6 +47,8 @@ static struct jit_why
 static struct jit_options options;
 static char text[JIT_TEXT_MAX]; /* "" unless the job has the option; given twice, the last one stays */
 static bool unasked;            /* it has it because the site enables it */
+static bool replaced;           /* the option of a #SBATCH line was passed over */
+static bool later;              /* all options have been told */
 static int components;          /* of a heterogeneous job, as far as they are read */
 
 static const char ONE_JOB[] = "cannot protect a heterogeneous job: submit it without the option";
@@ -192,10 +194,24 @@ static void go_without(void)
     unasked = false;
 }
 
+/* The option of a #SBATCH line that another one on the command line replaces, which Slurm tells later. */
+static bool is_replaced(const char *argument)
+{
+    const char *line = script.value[JIT_SAYS_OPTION];
+
+    return command.said[JIT_SAYS_OPTION] && line[0] != '\0' && argument != NULL &&
+           strcmp(argument, line) == 0 && strcmp(line, command.value[JIT_SAYS_OPTION]) != 0;
+}
+
 int jit_allocator_option(const char *argument)
 {
     struct jit_why why = {""};
 
+    if (!later && is_replaced(argument)) { /* it may be unusable, and shall make no directory */
+        replaced = true;
+        return 0;
+    }
+    replaced = false;
     if (jit_request_is_off(argument)) {
         go_without();
         if (!command.said[JIT_SAYS_OPTION] || command.off)
@@ -239,6 +255,9 @@ static int carry(spank_t sp)
 
 int jit_allocator_post_opt(spank_t sp)
 {
+    later = true;
+    if (replaced && jit_allocator_option(script.value[JIT_SAYS_OPTION]) != 0)
+        return -1; /* what we took for the option on the command line was none */
     jit_settings_take_back(settings, JIT_LENGTH(settings));
     if (++components > 1 && text[0] != '\0') { /* its lines came through a pipe */
         go_without();

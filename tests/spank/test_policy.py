@@ -215,6 +215,15 @@ def test_a_directory_that_cannot_be_used(site: Site, policy: Any, listed: Listed
     assert "cannot create directory '/no/such/jituser'" in done.stdout
 
 
+def test_a_line_of_the_script_that_is_replaced(site: Site) -> None:
+    """What the command line says instead counts alone: the line's directory need not exist, and is not made."""
+    for folder in (f"{site.pfs}/unwanted", "/no/such/folder"):
+        lines = f"#SBATCH --jit-ckpt=keep=5,dir={folder}\n{SHOW}"
+        job = site.job(lines, f"--jit-ckpt=dir={site.pfs}/wanted", "-N1")
+        assert f"JIT_CKPT=dir={site.pfs}/wanted\n" in site.output(job)
+    assert not (site.pfs / "unwanted").exists()
+
+
 HET = [
     ("command line", "sbatch --jit-ckpt -N1 : -N1 {plain}"),
     ("second part", "sbatch -N1 : --jit-ckpt -N1 {plain}"),

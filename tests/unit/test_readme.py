@@ -56,3 +56,11 @@ def test_every_command_is_installed_by_the_package() -> None:
     named = set(re.findall(r"`(jit-\w+)", README))
     assert {"jit-ckpt", "jit-srun"} == named
     assert named <= scripts.keys()
+
+
+def test_templates_leave_the_option_to_the_command_line() -> None:
+    """sbatch_templates/README.md: without the option they run as plain jobs; and what is typed replaces a line."""
+    for template in (ROOT / "sbatch_templates").glob("*.sbatch"):
+        text = template.read_text(encoding="utf-8")
+        assert f"#SBATCH --{contract.OPTION}" not in text, template
+        assert re.search(rf"^# .*  sbatch --{contract.OPTION}(=\S+)? {template.name} ", text, re.MULTILINE), template
