@@ -138,15 +138,24 @@ class ScontrolSlurm:
 
     def node(self, name: str) -> NodeInfo:
         """See Slurm.node."""
-        return self.nodes([name])[name]
+        found = self.nodes([name])
+        if name not in found:
+            raise SlurmError(f"scontrol show node {name}: it tells of {', '.join(found) or 'no node'}")
+        return found[name]
 
     def nodes(self, names: Iterable[str]) -> dict[str, NodeInfo]:
         """See Slurm.nodes."""
         wanted = [check(NODE_NAME, n) for n in names]
         if not wanted:
             return {}
-        found = parse_nodes(self._ask("scontrol", "show", "node", ",".join(wanted)), self._slurmd_port())
-        return {node.name: node for node in found}
+        try:
+            text = self._ask("scontrol", "show", "node", ",".join(wanted))
+        except SlurmError as error:
+            if len(wanted) == 1 or "not found" not in str(error):
+                raise
+            text = self._ask("scontrol", "show", "node")  # one that was deleted fails the question for all
+        found = parse_nodes(text, self._slurmd_port())
+        return {node.name: node for node in found if node.name in wanted}
 
     def drain(self, node: str, reason: str) -> None:
         """See Slurm.drain."""

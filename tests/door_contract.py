@@ -108,10 +108,13 @@ class DoorContract:
         assert door.job(world.waiting).excluded == ()
 
     def test_nodes_are_told(self, door: Slurm, world: World) -> None:
-        """One by one and together; those that are fine are not called sick."""
+        """One by one and together, unknown ones left out; those that are fine are not called sick."""
         node = door.node(world.free)
         assert (node.name, node.closed, node.sick) == (world.free, False, False)
         assert set(door.nodes([world.free, *world.nodes])) == {world.free, *world.nodes}
+        assert set(door.nodes([world.free, "nowhere"])) == {world.free}
+        with pytest.raises(SlurmError):
+            door.node("nowhere")
 
     def test_a_drained_node_is_told_with_its_reason(self, door: Slurm, world: World) -> None:
         """The whole reason is there, whatever a tool's words have in them."""

@@ -50,6 +50,8 @@ class FakeSlurm:
 
     def node(self, name: str) -> NodeInfo:
         self._answer()
+        if name not in self.known:
+            raise SlurmError(f"node {name} is not known")
         return self.known[name]
 
     def nodes(self, names: Iterable[str]) -> dict[str, NodeInfo]:

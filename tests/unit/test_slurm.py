@@ -33,8 +33,11 @@ class Scontrol:
             case ["scontrol", "show", "job", job]:
                 tasks = [j for j in self.fake.jobs.values() if j.array_job == job]
                 return "\n\n".join(map(self._job, tasks or [self.fake.job(job)]))
-            case ["scontrol", "show", "node", names]:
-                return "\n".join(self._node(n) for n in self.fake.nodes(names.split(",")).values())
+            case ["scontrol", "show", "node", *names]:
+                wanted = names[0].split(",") if names else list(self.fake.known)
+                if unknown := set(wanted) - set(self.fake.nodes(wanted)):
+                    raise SlurmError(f"scontrol show node: Node {unknown.pop()} not found")  # and exit code 1
+                return "\n".join(self._node(n) for n in self.fake.nodes(wanted).values())
             case ["scontrol", "show", "partition", name]:
                 return (
                     f"PartitionName={name}\n   AllowGroups=ALL\n   Nodes={','.join(self.fake.partition_nodes(name))}\n"
@@ -247,6 +250,9 @@ class Contract(DoorContract):
         """State, reason, address and port, for one node and for many; unknown ones are left out."""
         assert slurm.node("n2") == fake.known["n2"]
         assert slurm.nodes(["n1", "n2"]) == fake.known
+        assert slurm.nodes(["n2", "nowhere"]) == {"n2": fake.known["n2"]}
+        with pytest.raises(SlurmError):
+            slurm.node("nowhere")
         assert slurm.node("n2").sick
         assert not slurm.node("n1").sick
 
@@ -320,6 +326,14 @@ def test_a_reason_cannot_smuggle_another_setting(reason: str) -> None:
         slurm.drain("n1", reason)
     with pytest.raises(SlurmError):
         slurm.drain("ALL State=RESUME", "fine")
+
+
+@pytest.mark.parametrize("text", ["", "NodeName=other Arch=x\n   State=IDLE\n"])
+def test_silence_about_a_node_is_an_error(text: str) -> None:
+    """And one that the hooks expect: with another kind a prolog would let a job start on a bad node."""
+    slurm = ScontrolSlurm(lambda command, patience: text)
+    with pytest.raises(SlurmError, match="n1"):
+        slurm.node("n1")
 
 
 def test_the_users_environment_does_not_lead_a_command_astray(monkeypatch: pytest.MonkeyPatch) -> None:
