@@ -60,7 +60,7 @@ class Feed(Iterator[Any]):
     Attributes:
         index: batches handed out in this pass, those skipped included.
         start: random states, and those of the generators of loader and samplers, just before the iterator was made.
-        own: the generators that the data set owns and draws from in this process.
+        own: the generators that the data set and the collation own and draw from in this process.
         note: what cannot be repeated exactly, or must be read again, in one line; "" for nothing.
     """
 
@@ -130,7 +130,7 @@ def open_feed(loader: Iterable[Any], *, skip: int = 0, start: Mapping[str, bytes
     batches = iter(rebuilt.loader)
     if not loader.num_workers:
         rebuilt.order.skip_now()  # with workers, prefetching has done it
-    own = {} if loader.num_workers else dict(_dataset_generators(loader.dataset))
+    own = {} if loader.num_workers else dict(_drawn_from(loader.dataset, loader.collate_fn))
     return Feed(loader, batches, skip=skip, start=start, own=own, note=_note(loader))
 
 
@@ -220,8 +220,8 @@ class _Stream:
 class SeededDataset:
     """The dataset as a worker sees it: seeds all random streams for each batch, then asks the user's dataset."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, collate: Any = None) -> None:
+        self.dataset, self.collate = dataset, collate
 
     def __getitem__(self, order: Order) -> Any:
         self._seed(order)
@@ -235,7 +235,7 @@ class SeededDataset:
     def _seed(self, order: Order) -> None:
         seed = random_state.mix(order.seed, order.index)
         random_state.seed(seed)
-        for name, generator in _dataset_generators(self.dataset):
+        for name, generator in _drawn_from(self.dataset, self.collate):
             random_state.seed_generator(generator, random_state.mix(seed, *name.encode()))
 
 
@@ -275,7 +275,7 @@ def _rebuilt(loader: DataLoader[Any]) -> _Rebuilt:
     where = {"sampler": order, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": order}
     if seeded:
         kept["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
-    dataset = SeededDataset(loader.dataset) if seeded else loader.dataset
+    dataset = SeededDataset(loader.dataset, loader.collate_fn) if seeded else loader.dataset
     generator = torch.Generator()  # for torch's own base seed, which a persistent iterator draws only once
     rebuilt = DataLoader(dataset, generator=generator, **where, **kept)  # type: ignore[arg-type]
     _built[loader] = _Rebuilt(rebuilt, order, made_from)
@@ -318,13 +318,10 @@ def _generators(loader: Any) -> Iterator[tuple[str, Any]]:
             yield from random_state.own_generators(owner, f"sampler{depth}")
 
 
-def _dataset_generators(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the generators that a dataset, or one that it wraps (`Subset` and the like), keeps in its attributes."""
-    name, seen = "dataset", set[int]()
-    while dataset is not None and id(dataset) not in seen:
-        seen.add(id(dataset))
-        yield from random_state.own_generators(dataset, name)
-        dataset, name = getattr(dataset, "dataset", None), f"{name}.dataset"
+def _drawn_from(dataset: Any, collate: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the generators of what makes a batch: the data set, what it wraps and its transforms, and the collation."""
+    yield from random_state.held_generators(dataset, "dataset")
+    yield from random_state.held_generators(collate, "collate")
 
 
 def _restore_start(start: Mapping[str, bytes], owned: Mapping[str, Any]) -> None:

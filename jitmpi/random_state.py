@@ -11,7 +11,10 @@ import array
 import random
 import struct
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +26,9 @@ GAUSS = struct.Struct("<?d")  # behind Python's words: whether it holds a normal
 MTRAND = "numpy.random.mtrand"  # is there once NumPy's generators are in use
 CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 MEMORY = "memory/"  # pieces as they lie in memory; `settled` makes those of `capture` of them
+SMALL = 32  # items of a container that may hold transforms or data sets; more are data
+LOOKED = 256  # objects looked into in search of generators, for each batch that a worker makes: under a millisecond
+CLOSED = frozenset([type, ModuleType, FunctionType, MethodType, torch.Tensor, torch.nn.Parameter])  # hold none, or all
 TORCH_ENGINE, PYTHON_WORDS, NUMPY_WORDS = "memory/torch", "memory/python", "memory/numpy"
 PYTHON_GAUSS, NUMPY_GAUSS = "memory/python-gauss", "memory/numpy-gauss"
 
@@ -168,13 +174,52 @@ def mix(*numbers: int) -> int:
 
 def own_generators(owner: object, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the random generators that an object keeps in its attributes, as ("<name>.<attribute>", generator)."""
-    kinds: tuple[type, ...] = (torch.Generator, random.Random)
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        kinds += (numpy.Generator, numpy.RandomState)
+    kinds = _kinds()
     for attribute, value in sorted(getattr(owner, "__dict__", {}).items()):
-        if isinstance(value, kinds):
+        if _has_state(value, kinds):
             yield f"{name}.{attribute}", value
+
+
+def held_generators(owner: object, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield those in its attributes, and in what these hold: transforms, lists of them, wrapped data sets.
+
+    The nearest come first, each once. Large containers are data and are not looked into.
+    """
+    kinds, seen, looked = _kinds(), {id(owner)}, 0
+    waiting = deque([(name, owner)])
+    while waiting and looked < LOOKED:
+        path, one = waiting.popleft()
+        looked += 1
+        for step, value in _held(one):
+            if id(value) in seen:
+                continue
+            if _has_state(value, kinds):
+                seen.add(id(value))
+                yield path + step, value
+            elif isinstance(value, (list, tuple, dict)) or (hasattr(value, "__dict__") and type(value) not in CLOSED):
+                seen.add(id(value))
+                waiting.append((path + step, value))
+
+
+def _held(one: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(one, dict):
+        yield from ((f"[{key!r}]", value) for key, value in one.items()) if len(one) <= SMALL else ()
+    elif isinstance(one, (list, tuple)):
+        yield from ((f"[{i}]", value) for i, value in enumerate(one)) if len(one) <= SMALL else ()
+    else:
+        yield from ((f".{key}", value) for key, value in sorted(getattr(one, "__dict__", {}).items()))
+        if isinstance(one, partial):
+            yield from ((".args", one.args), (".keywords", one.keywords))
+
+
+def _kinds() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy.random")
+    more = () if numpy is None else (numpy.Generator, numpy.RandomState)
+    return (torch.Generator, random.Random, *more)
+
+
+def _has_state(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)  # which is the system's, without any
 
 
 def generator_state(generator: Any) -> bytes:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -56,6 +58,30 @@ class Many(Noisy):
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         shift = torch.rand(())
         return [self[index] + shift for index in indices]
+
+
+class Jitter:
+    """A transform, or a collation, with a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.own = random.Random(seed)
+
+    def __call__(self, value: Any) -> Any:
+        return (torch.stack(value) if isinstance(value, list) else value) + self.own.random()
+
+
+class Transformed(Noisy):
+    """Items that go through transforms which hold the generators, and the system's, which has no state."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        self.transforms = [Jitter(seed), partial(torch.add, other=0.5), {"late": Jitter(seed + 1)}]
+        self.system = random.SystemRandom()
+        self.parent = self
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        first, fixed, more = self.transforms
+        return more["late"](fixed(first(super().__getitem__(index % SIZE))))  # type: ignore[operator,index]
 
 
 class Restless(Sampler[int]):
@@ -104,6 +130,9 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "subset sampler": lambda **w: DataLoader(Noisy(), BATCH, sampler=SubsetRandomSampler(range(20), generator(9)), **w),
     "distributed": lambda **w: DataLoader(Noisy(), 2, sampler=DistributedSampler(range(SIZE), 2, 1), **w),
     "batch sampler": lambda **w: DataLoader(Noisy(), batch_sampler=[(0, 1), (2,), (3, 4), (5, 6)], **w),
+    "transforms": lambda **w: DataLoader(
+        ConcatDataset([Transformed(), Transformed(5)]), BATCH, shuffle=True, collate_fn=Jitter(9), **w
+    ),
     "no batches": lambda **w: DataLoader(Noisy(), batch_size=None, sampler=RandomSampler(range(7)), **w),
     "restless": lambda **w: DataLoader(Noisy(), batch_size=BATCH, sampler=Restless(), **w),
     "iterable": lambda **w: DataLoader(Stream(), batch_size=BATCH, **w),
