@@ -121,6 +121,8 @@ def see_to_idle(
         if job.state != "RUNNING" or not is_orphan(job, orphan):
             return False
         if orphan.node in job.nodes:
+            if responds(orphan.node, SLURMD_PORT):
+                return False  # it was busy once
             node = ask(lambda: slurm.node(orphan.node))
             if not node.lost or responds(node.address, node.port):
                 return False

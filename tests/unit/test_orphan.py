@@ -139,6 +139,14 @@ def test_an_idle_job_that_may_have_its_script_is_left_alone(event: str, answers:
     assert world.slurm.done == []
 
 
+def test_a_node_that_was_busy_once_costs_one_question() -> None:
+    """It is looked at for the rest of the job's life."""
+    world = World()
+    world.slurm.known.clear()
+    assert not world.see_to_idle(answers=True)
+    assert (world.slurm.done, world.said) == ([], [])
+
+
 def test_a_job_with_a_step_is_not_idle() -> None:
     """Its ranks may still be saving what a requeue would cut off; the next health check looks again."""
     world = World()
