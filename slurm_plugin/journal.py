@@ -82,10 +82,6 @@ class Journal:
         """Return the number of the next launch: the numbers go on over requeues."""
         return next_attempt(self.entries, self.directory)
 
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Return the committed checkpoints that are still there, the newest last."""
-        return find_checkpoints(self.directory)
-
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)

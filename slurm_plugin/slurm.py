@@ -178,7 +178,7 @@ class ScontrolSlurm:
         """See Slurm.cancel_step."""
         # Through slurmctld: asked directly, scancel waits for nodes that are dead.
         target = f"{check(JOB_ID, job_id)}.{check(STEP_ID, step_id)}"
-        self._ask("scancel", "--ctld", "-s", check(re.compile("[A-Z0-9]+"), signal), target)
+        self._ask("scancel", "--ctld", "-s", check(SIGNAL, signal), target)
 
     def _ask(self, *command: str) -> str:
         return self._run(command, self._patience)

@@ -45,6 +45,17 @@ def test_programs_are_replaced_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.new"))
 
 
+@pytest.mark.parametrize(("left", "kept"), [("1", True), ("0", False)])
+def test_an_upgrade_of_the_rpm_keeps_what_the_new_one_compiled(tmp_path: Path, left: str, kept: bool) -> None:
+    """rpm runs the old %preun, with the number of packages that stay, behind the new %post: hooks would be slower."""
+    cache = tmp_path / "lib/jit-ckpt/python/jitmpi/__pycache__"
+    cache.mkdir(parents=True)
+    spec = (REPO / "packaging/rpm/jit-ckpt.spec").read_text(encoding="utf-8")
+    text = spec.partition("%preun\n")[2].partition("\n\n")[0].replace("%{_prefix}", str(tmp_path))
+    subprocess.run(["/bin/sh", "-c", text, "preun", left], check=True, timeout=30)
+    assert cache.exists() == kept
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_package_that_was_damaged_can_be_removed(tmp_path: Path, there: bool) -> None:
     """What was compiled goes; where nothing is left of the code, dpkg has no reason to stop."""
