@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jitmpi import codec, leave, messages
+from jitmpi import codec, leave, messages, random_state
+from jitmpi.errors import AttachError
 from jitmpi.events import Context
 from jitmpi.random_state import Taps
 from jitmpi.settle import Place
@@ -28,6 +29,9 @@ SHEETS = 5  # that are used in turn: two contexts, up to two forecasts and the o
 LARGE = 64 << 10  # bytes of run.state: to write them takes a few milliseconds, twice a minibatch
 NOTHING: Mapping[str, bytes] = {}
 COSTS = "it is written and sent with every minibatch: keep what grows, such as losses, in a file of your own"
+
+
+STILL_COMPUTED = "it may still be computed where its bytes are copied; keep its .item() or .cpu()"
 
 
 class Recorder:
@@ -136,7 +140,9 @@ class Recorder:
         pieces = self._taps.others()
         pieces.update(own)
         if user:
-            pieces["user"] = text = codec.dumps(user)
+            if random_state.CUDA and _on_device(user):
+                raise AttachError(f"run.state holds a tensor on a GPU: {STILL_COMPUTED}")
+            pieces["user"] = text = codec.dumps(user, "run.state")
             if len(text) > LARGE and not self._warned:
                 self._warned = True
                 leave.say(self._agent.settings, f"run.state has {len(text)} bytes; {COSTS}")
@@ -148,3 +154,11 @@ class Recorder:
 
     def _set_aside(self) -> list[Sheet]:
         return [Sheet(self._rank, self._taps) for _ in range(SHEETS)]
+
+
+def _on_device(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_on_device, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_on_device, value))
+    return bool(getattr(value, "is_cuda", False))

@@ -188,5 +188,4 @@ def _versions(world: comm.World) -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "mpi": world.name,
-        "hdf5": store.version(),
     }

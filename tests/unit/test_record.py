@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from jitmpi.buffers import BufferShadow
 from jitmpi.device import CPU, StreamClock
+from jitmpi.errors import AttachError
 from jitmpi.events import Context
-from jitmpi.record import Recorder
+from jitmpi.record import Recorder, _on_device
 from jitmpi.settle import Gate
 from jitmpi.sheet import Sheet
 
@@ -103,3 +105,16 @@ def test_what_the_gate_holds_is_not_written_again(agent: Agent, recorder: Record
                 said.append(held[-1].context())
         assert [noted.context() for noted in held] == said
         gate.closed = False
+
+
+def test_a_state_that_cannot_be_kept_is_named(recorder: Recorder) -> None:
+    """The error says where the value is, and in the first minibatch."""
+    with pytest.raises(AttachError, match=r"run\.state\.best\.path: a .*PosixPath cannot be saved"):
+        recorder.boundary(1, (0, 0, 1, False), {"best": {"path": Path("/x")}}, {})
+
+
+def test_a_tensor_on_a_gpu_is_seen_wherever_it_lies() -> None:
+    """Its kernel may not have run when the bytes are copied, on a stream of their own."""
+    on_gpu = SimpleNamespace(is_cuda=True)
+    assert _on_device({"a": 1, "b": [0.5, {"c": (on_gpu,)}]})
+    assert not _on_device({"a": torch.ones(1), "b": ["text", {}], "c": None})
