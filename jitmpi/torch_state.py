@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from jitmpi import buffers, codec, device
-from jitmpi.errors import AttachError, MismatchError
+from jitmpi.errors import AttachError, DamagedError, MismatchError
 from jitmpi.events import BUFFERS_BY, TensorInfo
 from jitmpi.skeleton import Tensors, plant, strip
 from jitmpi.updates import Tail, Updates
@@ -157,9 +157,15 @@ class TrainingState:
 
         Raises:
             MismatchError: it is the state of another model or optimizer; names the first differences.
-            DamagedError: `scalars` cannot be read.
+            DamagedError: `scalars` cannot be read, or is no such text.
         """
-        values = codec.loads(scalars)
+        try:
+            self._load(read, infos, codec.loads(scalars))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise DamagedError(f"the saved values do not make up a state of these objects ({what})") from error
+
+    def _load(self, read: Callable[[TensorInfo], Raw], infos: Sequence[TensorInfo], values: Any) -> None:
         named = {name: tensor for tensor, name in self._parameters().values()}
         self._compare(named, infos, values)
         existing = dict(self._existing())

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
-from jitmpi import device
+from jitmpi import codec, device
 from jitmpi.buffers import BufferShadow
-from jitmpi.errors import AttachError, MismatchError
+from jitmpi.errors import AttachError, DamagedError, MismatchError
 from jitmpi.events import TensorInfo
 from jitmpi.settle import Place, Rest
 from jitmpi.torch_state import TrainingState
@@ -349,3 +349,24 @@ def test_groups_that_grow_are_said_while_the_run_lives(capsys: pytest.CaptureFix
     raw = {info.name: device.host_bytes(tensor) for info, tensor in state.tensors()}
     with pytest.raises(MismatchError, match=r"saved with \[\[2, 2\]\] parameters, here \[\[2\]\]"):
         fresh.load(lambda info: raw[info.name], [info for info, _ in state.tensors()], state.scalars())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizers": None},
+        {"optimizers": [{}]},
+        {"schedulers": [["tensor", ["nowhere", "cpu"]]]},
+        {"tail": 3, "gradients": ["model/nowhere"]},
+        {"gradients": 3},
+        {"scaler": ["dict", 3]},
+    ],
+)
+def test_scalars_that_are_none_are_damage(change: dict[str, Any]) -> None:
+    """Whoever wrote them: the start goes on with the checkpoint before, or says what is wrong with this one."""
+    net, optimizer, scheduler, _ = build()
+    state = TrainingState(net, optimizer, scheduler, torch.amp.GradScaler("cpu"))
+    infos, raw, scalars = snapshot(state)
+    broken = codec.dumps({**codec.loads(scalars), **change})
+    with pytest.raises(DamagedError, match="do not make up a state"):
+        state.load(lambda info: raw[info.name], infos, broken)
