@@ -100,3 +100,13 @@ def test_everything_runs_side_by_side(here: Look, tmp_path: Path) -> None:
     found = look(replace(here, site=replace(here.site, check_patience=0.5))).findings
     assert time.monotonic() - begin < 8
     assert [f.grade for f in found] == [NOTE] * 4
+
+
+@pytest.mark.parametrize(("hook", "patience"), [("health-check", 45.0), ("prolog", 60.0), ("epilog", 60.0)])
+def test_a_health_check_ends_before_slurmd_kills_it(here: Look, hook: str, patience: float) -> None:
+    """After 60 s: with a patience as long, a file system that hangs would never lead to a verdict."""
+    until: list[float] = []
+    table = {"mounts": lambda at, deadline: until.append(deadline) or list}
+    begin = time.monotonic()
+    look(replace(here, hook=hook, site=replace(here.site, check_patience=60.0)), table)
+    assert patience <= until[0] - begin < patience + 10
