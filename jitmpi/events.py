@@ -6,7 +6,7 @@ detect -> Fault   settle -> Report   agree -> SavePlan   save -> Written   commi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 FORMAT = 1  # of the manifest and of the files that it names
@@ -215,13 +215,6 @@ class Cursor:
 
     minibatch: int
     context: Context
-
-
-@dataclass
-class Times:
-    """When each stage of one fault was done, seconds since the epoch."""
-
-    marks: dict[str, float] = field(default_factory=dict)
 
 
 def _tuples(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class Kind(IntEnum):
 
 
 CONTEXT, FAULT, REPORT, PLAN, WRITTEN, FAILED, COMMITTED, ABORT, GOODBYE, START, DESCRIBED, ASK, BUSY = Kind
-KINDS: Final = {kind.name.lower(): kind for kind in Kind}  # "fault" -> FAULT
 HEAD: Final = struct.Struct("=qqq")  # the head of a context: rank, minibatch, exact; pieces follow
 FORECAST: Final = bytes(8)  # the last of these
 PIECES: Final = struct.Struct("!II")  # how many pieces, bytes of their names; names, lengths and values follow
