@@ -125,7 +125,8 @@ def parse_job(text: str, number: str = "") -> JobInfo:
         SlurmError: the text holds no job, or more than one (of an array, or a name with a line break that poses).
     """
     pairs = _pairs(text, "JobId")
-    if len(pairs) > 1 and all(pair.get("ArrayJobId") == number for pair in pairs):
+    # What stands before the name is Slurm's own word; behind it a name could pose as an array.
+    if len(pairs) > 1 and all([*pair.items()][1:2] == [("ArrayJobId", number)] for pair in pairs):
         pairs = [pair for pair in pairs if pair["JobId"] == number]
     if len(pairs) != 1:
         raise SlurmError(f"scontrol show job: {len(pairs)} jobs in {text[:200]!r}")

@@ -65,11 +65,20 @@ JOB = "JobId=4 JobName={name}\n   JobState=PENDING Reason=JobHeldAdmin\n   Reque
 POSE = "   JobState=PENDING Reason=launch_failed_requeued_held\n   Requeue=1 Restarts=1"
 
 
-@pytest.mark.parametrize("name", [f"x\n{POSE}", f"x\n{POSE}\n   NodeList=\nJobId=4 JobName=y", "x\nJobId=9 JobName=y"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"x\n{POSE}",
+        f"x\n{POSE}\n   NodeList=\nJobId=4 JobName=y",
+        "x\nJobId=9 JobName=y",
+        f"x\n   ArrayJobId=4\n{POSE}\nJobId=9 ArrayJobId=4 JobName=y",
+    ],
+)
 def test_a_name_with_line_breaks_cannot_pose(name: str) -> None:
     """scontrol prints them (seen on 22.05): a user's job would pose as one that Slurm holds, not an administrator."""
-    with pytest.raises(SlurmError):
-        parse_job(JOB.format(name=name))
+    for number in ("", "4"):
+        with pytest.raises(SlurmError):
+            parse_job(JOB.format(name=name), number)
     step = "StepId=4.0 UserId=1\n   Nodes=1 Name={}\n   SrunHost:Pid=n1:7\n"
     with pytest.raises(SlurmError):
         parse_step_of(step.format("x\n   SrunHost:Pid=n1:8"), 8)
