@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from typing import Final, NamedTuple
 
 USAGE = 2  # exit code for wrong usage
@@ -23,6 +24,8 @@ class Command(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the entry point of `jit-ckpt`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths hold any bytes, and terminals lack characters
     if words[:1] in (["--help"], ["-h"]):
         print(_usage())
         return 0

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,15 @@ def test_the_distributions_python_is_enough_to_start(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1:strict", "ascii:strict"])
+def test_any_path_can_be_shown(tmp_path: Path, encoding: str) -> None:
+    """Bytes that are no text, and characters that the terminal lacks, are written in ASCII."""
+    conf = tmp_path / "jit-ckpt.conf"
+    conf.write_bytes(b"dir = /\xe9/\xe2\x82\xac\n")
+    conf.chmod(0o644)
+    line = [sys.executable, "-m", "jitmpi.cli", "config", "--conf", str(conf)]
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(line, env=environ, capture_output=True, timeout=60, check=True)
+    assert rb"/\udce9/" in done.stdout
