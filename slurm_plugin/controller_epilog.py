@@ -24,9 +24,10 @@ from slurm_plugin.slurm import JOB_ID, Slurm, open_slurm
 from slurm_plugin.slurm_text import JobInfo, SlurmError, expand
 
 DEADLINE: Final = 900.0  # seconds of looking at all: a job with a dead node completes only after SlurmdTimeout (300 s)
-# Seconds between two looks: a quarter of the time spent so far, within these. A job whose nodes all live is pending
-# again after one or two seconds; with a hundred jobs on their way out slurmctld has better things to do than to answer.
-PAUSES: Final = (0.3, 3.0)
+# A job whose nodes all live is pending again after one or two seconds, so nobody looks before. Then seconds between two
+# looks: half of the time spent so far, within these; of a hundred jobs on their way out each look is two requests.
+FIRST: Final = 1.0
+PAUSES: Final = (0.5, 5.0)
 REFUSALS: Final = 10.0  # seconds to go on while Slurm refuses the change
 # slurmd refuses, as revoked, what is started within the second in which it ended the job before; clocks differ too.
 REVOKED: Final = 2.0
@@ -87,6 +88,7 @@ def hasten(
         return outage.ask(slurm, question, log, refusals=refusals, outage=DEADLINE, clock=clock, sleep=sleep)
 
     begin = clock()
+    sleep(FIRST)
     waited = False
     while (spent := clock() - begin) < DEADLINE:
         try:
@@ -104,7 +106,7 @@ def hasten(
             continue
         if not job.completing:
             return ""  # over, or running again already
-        sleep(min(PAUSES[1], max(PAUSES[0], spent / 4)))
+        sleep(min(PAUSES[1], max(PAUSES[0], spent / 2)))
     return f"job {job_id} has not left its nodes within {DEADLINE:.0f} s; left alone"
 
 

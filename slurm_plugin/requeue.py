@@ -147,6 +147,8 @@ def fitting(slurm: Slurm, job: JobInfo, away: Collection[str], log: Callable[[st
     if named:
         log(f"the job asks for {','.join(named)} by name, which therefore cannot be excluded")
     merged = tuple(dict.fromkeys([*job.excluded, *(n for n in away if n not in named)]))
+    if merged == job.excluded:
+        return merged  # the usual case, and one question less: all jobs of a site may be here at once
     try:
         nodes = slurm.partition_nodes(job.partition) if job.partition and job.width else ()
     except SlurmError:

@@ -1,6 +1,6 @@
 """One rank of one of many jobs: it trains until FOLDER/strike appears, leaves what looks like a checkpoint, and goes.
 
-Started as `crowd_rank.py FOLDER`; in its second launch it ends well at once.
+Started as `crowd_rank.py FOLDER`; in its second launch it ends well at once. Without jit-srun it tells nobody.
 """
 
 import json
@@ -13,13 +13,14 @@ from slurm_plugin import contract, notice
 
 PATIENCE = 600.0  # seconds until the stroke
 FOLDER = Path(sys.argv[1])
-ATTEMPT = int(os.environ[contract.ENV_ATTEMPT])
+ATTEMPT = int(os.environ.get(contract.ENV_ATTEMPT, "0"))
+LAUNCHER = os.environ.get(contract.ENV_LAUNCHER, "")
 JOB = FOLDER / "state" / f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
 
 
 def tell(**event: object) -> None:
     """Send a notice as the runtime does."""
-    assert notice.send(os.environ[contract.ENV_LAUNCHER], {**event, "step": os.environ["SLURM_STEP_ID"]}, 60.0)
+    assert not LAUNCHER or notice.send(LAUNCHER, {**event, "step": os.environ["SLURM_STEP_ID"]}, 60.0)
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
         if time.monotonic() > end:
             return 99
         time.sleep(0.5)
-    (JOB / "m5-r0").mkdir()
+    (JOB / "m5-r0").mkdir(parents=True)
     (JOB / "claim-r0.json").write_text(json.dumps({"minibatch": 5}))
     fault = {"kind": "death", "ranks": [0], "unreachable": [], "minibatch": 5, "detail": "the crowd's stroke"}
     tell(event="fault", fault=fault, nodes=[os.environ["SLURMD_NODENAME"]], phase="training")

@@ -21,11 +21,12 @@ class Time:
     """A clock that sleeping moves on; the job leaves its nodes at `until`."""
 
     def __init__(self, slurm: FakeSlurm, until: float, then: JobInfo) -> None:
-        self.now, self._slurm, self._until, self._then = 0.0, slurm, until, then
+        self.now, self.waits, self._slurm, self._until, self._then = 0.0, 0, slurm, until, then
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
         self.now += seconds
+        self.waits += 1
         if self.now >= self._until:
             self._slurm.jobs["7"] = self._then
 
@@ -44,6 +45,15 @@ def test_a_requeued_job_starts_now_without_its_sick_nodes() -> None:
     assert 5.0 + REVOKED <= time.now < 5.0 + 2 * REVOKED
     assert slurm.done == [("update", "7", "now", ("n9", "n2", "n3"))]
     assert done == "job 7 may start now without n9,n2,n3"
+
+
+@pytest.mark.parametrize(("until", "late", "looks"), [(0.5, 0.5, 2), (1.4, 0.5, 3), (20.0, 5.0, 10), (300.0, 5.0, 68)])
+def test_it_looks_seldom_and_is_in_time(until: float, late: float, looks: int) -> None:
+    """Each look is two requests to a slurmctld that may have a hundred jobs on their way out."""
+    done, _, time = run(JobInfo("7", "PENDING", restarts=1), until)
+    assert done
+    assert time.now <= until + late + REVOKED
+    assert time.waits <= looks
 
 
 @pytest.mark.parametrize(

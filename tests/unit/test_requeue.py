@@ -100,6 +100,18 @@ def test_a_job_is_never_left_too_few_nodes() -> None:
     assert fake.done[-1] == ("update", "7", "now+3", ("n9", "n2"))
 
 
+def test_without_bad_nodes_the_partition_is_not_asked_for() -> None:
+    """One question less, when all jobs of a site may fail at once."""
+
+    class Busy(FakeSlurm):
+        def partition_nodes(self, name: str) -> tuple[str, ...]:
+            raise AssertionError(name)
+
+    fake = Busy({"7": JobInfo("7", "RUNNING", excluded=("n9",), partition="main", width=2)}, [])
+    assert requeue_job(fake, "7", [], print, sleep=lambda _: None)
+    assert fake.done == [("requeue", "7"), ("update", "7", "now+3", None)]
+
+
 def test_a_job_without_its_jit_srun_comes_back_or_ends() -> None:
     """At the limit, or with --no-requeue, it is ended: without its script it would hold its nodes for nothing."""
     fake, said = slurm(restarts=2), list[str]()
