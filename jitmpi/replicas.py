@@ -1,4 +1,4 @@
-"""Make sure that the ranks are replicas: what one of them saves is put into all of them.
+"""Make sure that what attach was given is all, and the same on all ranks: what one saves is put into all of them.
 
 Rule 1: what is known to be divided among the ranks is refused by its name, for its parts may look alike at the start.
 Rule 2: all else is compared: the tensors' names and shapes, and some bytes of every parameter. Buffers may differ.
@@ -41,6 +41,19 @@ def refuse_divided(model: nn.Module, optimizers: Sequence[Any]) -> None:
                     f"optimizer {number} ({type(optimizer).__name__}) works through another one, its {attribute}, "
                     f"whose state would be lost: give attach both, optimizer=[optimizer, optimizer.{attribute}]"
                 )
+
+
+def unseen(model: nn.Module, copies: Sequence[nn.Module], optimizers: Sequence[Any]) -> str:
+    """Say which parameters want a gradient and are in no optimizer, "" for none: their updates would not be seen."""
+    known = {id(p) for copy in copies for p in copy.parameters()}
+    known |= {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    names = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+    if not names or not optimizers:
+        return ""
+    return (
+        f"{len(names)} parameters want a gradient and are in no optimizer that attach was given, such as {names[0]}: "
+        "if another one updates them, give it too, or a failure may find them half updated"
+    )
 
 
 def rows(tensors: Sequence[tuple[TensorInfo, torch.Tensor]]) -> dict[str, str]:

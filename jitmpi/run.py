@@ -28,6 +28,12 @@ NESTED = (
     "two loaders are open at once: the inner one's position is not kept, a resume begins it anew; that is right for an "
     "evaluation inside the loop, but batches to train on must come from one loader"
 )
+UNSEEN = 100  # batches in a row; few scripts accumulate the gradients of more
+NO_UPDATE = (
+    f"{UNSEEN} batches went by without an update by the optimizer that attach was given. If they are micro-batches of "
+    "one minibatch, all is well; else nothing can be saved: give attach the optimizer whose step() is called (one made "
+    "later, or an update inside a CUDA graph, is not seen)"
+)
 NOTHING: Mapping[str, bytes] = {}
 DROPS = frozenset(["POP_TOP", "POP_ITER"])  # what `break` and `return` end a loop with; POP_ITER from Python 3.14 on
 
@@ -57,6 +63,7 @@ class Run:
         self._target: Position | None = None  # where to go on, until it is reached
         self._pieces: Mapping[str, bytes] = {}
         self._feed: tuple[loader.Feed, int] | None = None  # the one that is open, and its number in the epoch
+        self._waited = 0  # batches in a row without an update
         self._nested = False  # whether the user was told what that means
         if cursor is not None:
             self._aim(cursor)
@@ -130,12 +137,16 @@ class Run:
         """Pass a boundary, unless the minibatch under way waits for its update; `edge`: where a feed begins or ends."""
         waiting = self._in_flight and not self._updated and self._state.updates
         if waiting and (self._used or not idle):
+            self._waited += 1
+            if self._waited == UNSEEN and self._recorder is not None:
+                sys.stderr.write(f"jit-ckpt: {NO_UPDATE}\n")
             if idle and self._recorder is not None:  # micro-batches are left over; what follows may take for ever
                 self._state.keep(self.minibatch)
                 self._recorder.pause()
             return
         ended = self._in_flight and not waiting  # a batch that was only looked at, as before a `break`, is no minibatch
         self._in_flight = self._updated = self._used = False
+        self._waited = 0
         if self.minibatch < 0 or ended:
             self.minibatch += 1
             self._state.mark()

@@ -134,6 +134,8 @@ def _protect(world: comm.World, settings: Settings, state: TrainingState, watchd
     begun = cursor.minibatch if cursor is not None else 0
     agent.began(begun)
     if settings.rank == 0:
+        if unseen := replicas.unseen(state.model, state.copies, state.optimizers):
+            leave.say(settings, unseen)
         step = settings.step_id
         agent.tell({"event": "started", "rank": 0, "minibatch": begun, "restored": restored, "step": step})
     return run

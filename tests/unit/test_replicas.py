@@ -122,3 +122,15 @@ def test_attach_refuses_before_anything_is_started() -> None:
     with pytest.raises(AttachError, match="DDP"):
         session._begin_once(settings, state)
     assert not session._begun
+
+
+def test_parameters_that_nobody_updates_are_said() -> None:
+    """A forgotten optimizer would change them unseen; frozen ones and averages are nobody's business."""
+    net, average = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
+    net[1].bias.requires_grad_(False)
+    one, other = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in net)
+    said = replicas.unseen(net, [], [one])
+    assert said.startswith("1 parameters want a gradient")
+    assert "such as 1.weight" in said
+    assert replicas.unseen(nn.ModuleList([net, average]), [average], [one, other]) == ""
+    assert replicas.unseen(net, [], []) == ""

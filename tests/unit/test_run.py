@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from jitmpi.buffers import BufferShadow
 from jitmpi.events import Context, Cursor
 from jitmpi.position import Position, Where
-from jitmpi.run import Run
+from jitmpi.run import UNSEEN, Run
 from jitmpi.torch_state import TrainingState
 
 
@@ -113,6 +113,18 @@ def test_a_model_that_is_trained_in_evaluation_mode_has_forecasts_too() -> None:
         optimizer.step()
     assert log.events == ["forecast", "begin", "end"] * 3
     assert state.training
+
+
+def test_updates_that_nobody_sees_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """An optimizer made after attach, or a CUDA graph: nothing could be saved, and a failure is late to learn it."""
+    model, _, state = objects()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = hooked(state, Log())
+    for (x,) in run.minibatches(loader(2 * UNSEEN + 20)):
+        model(x).sum().backward()
+        other.step()
+    assert run.minibatch == 0
+    assert capsys.readouterr().err.count("without an update") == 1
 
 
 def test_micro_batches_belong_to_one_minibatch() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from jitmpi.settle import Gate, Place
 from jitmpi.updates import CLEAR, Tail, Updates
 
 
@@ -159,3 +161,28 @@ def test_without_schedulers_there_is_nothing_to_do() -> None:
     tail = Tail([])
     tail.mark()
     assert tail.complete() == ""
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_a_compiled_update_is_bracketed_too() -> None:
+    """The compiler must not move what is noted behind the kernels: the state would look whole while it changes."""
+    log: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            log.append("kernels")
+            return graph(*args)
+
+        return run
+
+    optimizer = torch.optim.AdamW([parameter()], lr=0.1, foreach=False)
+    gate = Gate(lambda: None)
+    Updates([optimizer], None).install(
+        lambda: (gate.begin_update(), log.append(gate.place.phase)),  # type: ignore[arg-type,return-value]
+        lambda: (gate.end_update(), log.append(gate.place.phase)),  # type: ignore[arg-type,return-value]
+    )
+    step = torch.compile(lambda: optimizer.step(), backend=backend)
+    for _ in range(2):
+        gate.at(Place("between", 0))
+        step()
+    assert log == ["updating", "kernels", "tail"] * 2
