@@ -33,6 +33,7 @@ ADVICE: Final = (
     "Start with the PMI that this MPI was built for (`srun --mpi=pmix` or `srun --mpi=pmi2`; `srun --mpi=list` shows "
     "what this cluster has), or with `srun --mpi=none` to meet through files"
 )
+_witnesses: list[int] = []
 
 
 class World(Protocol):
@@ -112,6 +113,7 @@ def _witness(rank: int, last_words: str) -> Iterator[None]:
         return
     # A shell and not a fork: this process has threads and large memory, and the witness needs neither.
     reader, writer = os.pipe()
+    _witnesses.append(writer)
     command = ["sh", "-c", 'read -r alive || printf "jit-ckpt: %s\\n" "$1" >&2', "sh", last_words]
     child = 0
     with suppress(OSError):
@@ -120,12 +122,19 @@ def _witness(rank: int, last_words: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            os.write(writer, b"alive\n")
+        dismiss()
+        _witnesses.remove(writer)
         os.close(writer)
         if child:
             with suppress(ChildProcessError):
                 os.waitpid(child, 0)
+
+
+def dismiss() -> None:
+    """Let nobody say that MPI ended this process: another does, while it waits in MPI_Init; from any thread."""
+    for writer in _witnesses:
+        with suppress(OSError):
+            os.write(writer, b"alive\n")
 
 
 class MpiWorld:

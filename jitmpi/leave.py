@@ -83,6 +83,13 @@ def leave(settings: Settings, action: Leave, *, fault: Fault, own_error: str) ->
     end(action.code)
 
 
+def give_up(settings: Settings, text: str) -> NoReturn:
+    """End a start that failed; jit-srun is told, since the code that srun gives may be another rank's."""
+    if settings.rank in (0, settings.size - 1):
+        notify(settings, {"event": "lost", "reason": text, "error": ""})
+    die(settings, text)
+
+
 def die(settings: Settings, text: str) -> NoReturn:
     """End at once with the reason."""
     say(settings, text)

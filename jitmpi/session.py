@@ -104,14 +104,19 @@ def _begin_once(settings: Settings, state: TrainingState) -> Run:
 
 def _begin(settings: Settings, state: TrainingState) -> Run:
     """Bring this rank into the world, restore it, and start its agent."""
-    watchdog = threading.Timer(BOOTSTRAP, leave.die, (settings, f"the ranks did not come up in {BOOTSTRAP:.0f} s"))
+    watchdog = threading.Timer(BOOTSTRAP, _too_late, (settings,))
     watchdog.daemon = True
     watchdog.start()
     world = comm.open_world(settings)
     try:
         return _protect(world, settings, state, watchdog)
     except BootstrapError as error:  # a rank or node was lost meanwhile: unlike bad input, worth another start
-        leave.die(settings, f"the ranks did not come up: {error}")
+        leave.give_up(settings, f"the ranks did not come up: {error}")
+
+
+def _too_late(settings: Settings) -> None:
+    comm.dismiss()
+    leave.give_up(settings, f"the ranks did not come up in {BOOTSTRAP:.0f} s")
 
 
 def _protect(world: comm.World, settings: Settings, state: TrainingState, watchdog: threading.Timer) -> Run:
@@ -143,7 +148,7 @@ def _protect(world: comm.World, settings: Settings, state: TrainingState, watchd
 
 def _close(world: comm.World, settings: Settings, members: Sequence[Member]) -> None:
     """End MPI while every rank lives: with it open, one death of several ranks on a node ends the step under pmix."""
-    timer = threading.Timer(FINALIZE, leave.die, (settings, f"MPI_Finalize did not return in {FINALIZE:.0f} s"))
+    timer = threading.Timer(FINALIZE, leave.give_up, (settings, f"MPI_Finalize did not return in {FINALIZE:.0f} s"))
     timer.daemon = True
     timer.start()
     world.close()

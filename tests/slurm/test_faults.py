@@ -43,6 +43,35 @@ def test_a_rank_killed_before_the_ranks_have_met(cluster: Cluster, reference: Tr
     assert decisions(run) == ["relaunch", "done"]
 
 
+# In the first launch rank 0 waits in MPI_Init until its deadline, and then the library ends the others' processes.
+STUCK = """
+import os, runpy, sys, time
+from jitmpi import comm, session
+if os.environ["JIT_CKPT_ATTEMPT"] == "0":
+    session.BOOTSTRAP = 6.0 if os.environ["SLURM_PROCID"] == "0" else 60.0
+    def hang(settings):
+        with comm._witness(settings.rank, "MPI ended the process"):
+            time.sleep(60 if settings.rank == 0 else 8)
+            os._exit(99)
+    comm.open_world = hang
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_ranks_that_hang_in_mpi_init_are_started_again(cluster: Cluster, reference: Training, out: Path) -> None:
+    """srun gives the code with which MPI ended a rank, an own one for all it knows; jit-srun is told."""
+    stuck = cluster.pfs / "stuck.py"
+    stuck.write_text(STUCK)
+    batch = f'#!/bin/bash\nset -- {{program}}\nshift\nexec jit-srun {{srun}} {{shape}} python {stuck} "$@"\n'
+    run = submit(cluster, out, batch=batch)
+    assert run.end() == "COMPLETED", run.log
+    assert_equal(run, reference)
+    assert decisions(run) == ["relaunch", "done"]
+    assert "the ranks did not come up" in run.log
+    assert "MPI ended the process" not in run.log
+
+
 def test_two_ranks_killed_at_once(cluster: Cluster, reference: Training, out: Path) -> None:
     """One survivor has all that the two dead ranks handed over."""
     run = submit(cluster, out, "kill:forward:1:12", "kill:forward:2:12")
