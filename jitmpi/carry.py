@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import NoReturn
 
 from jitmpi import commit, control, leave, messages, save
@@ -18,6 +19,7 @@ from jitmpi.control import ControlPlane
 from jitmpi.detect import merge
 from jitmpi.errors import ClaimedError, JitError, SaveError
 from jitmpi.events import Described, Fault, Member, SavePlan, Written
+from jitmpi.hands import Hands
 from jitmpi.messages import Kind
 from jitmpi.settle import Gate
 from jitmpi.vault import Vault
@@ -69,6 +71,7 @@ class Carrier:
     ) -> None:
         self.settings, self.members, self.versions = settings, members, versions
         self._plane, self._vault, self._gate = plane, vault, gate
+        self._hands = Hands()
         self._brought: list[Callable[[], None]] = []
         self._epoch = 0  # of the newest plan; the write of an older one gives up
         self._writing = threading.Lock()  # two writes at once would read through the same pinned buffers
@@ -89,9 +92,9 @@ class Carrier:
                 self.announce(action.fault, action.phase)
             case rounds.Write():
                 self._epoch = action.plan.epoch
-                threading.Thread(target=self._write, args=(action, state), daemon=True).start()
+                self._hands.do(partial(self._write, action, state))
             case rounds.Commit():
-                threading.Thread(target=self._commit, args=(action, state), daemon=True).start()
+                self._hands.do(partial(self._commit, action, state))
             case rounds.Conclude():
                 leave.conclude(self.settings, action, fault=_cause(state), members=self.members)
             case rounds.Leave():

@@ -122,7 +122,10 @@ def _within(seconds: float, call: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):
             call()
 
-    with contextlib.suppress(RuntimeError):  # no thread can be started
-        thread = threading.Thread(target=quiet, daemon=True)
+    thread = threading.Thread(target=quiet, daemon=True)
+    try:
         thread.start()
+    except RuntimeError:  # no thread can be started, as at the end of a script under Python 3.12
+        quiet()
+    else:
         thread.join(seconds)
