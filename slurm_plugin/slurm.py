@@ -40,6 +40,10 @@ PARTITION: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SIGNAL: Final = re.compile(r"[A-Z0-9]{1,10}")
 REASON: Final = re.compile(r"[A-Za-z0-9][ !#$%&'()*+,./0-9:;<>?@A-Z\[\]^_a-z{|}~-]{0,199}")  # no quote, no "="
 
+NO_STEP: Final = (
+    ". not found"  # "Job step 7. not found" of a known job, an error; of an unknown one something else is said
+)
+
 # Environment that sends a question to other clusters, or changes what a command does. A job's number is this cluster's.
 MISLEADING: Final = re.compile(r"SLURM_CLUSTERS|SCANCEL_\w+|SCONTROL_\w+", re.ASCII)
 
@@ -172,7 +176,12 @@ class ScontrolSlurm:
 
     def running_steps(self, job_id: str) -> tuple[str, ...]:
         """See Slurm.running_steps."""
-        return parse_running(self._ask("scontrol", "show", "step", check(JOB_ID, job_id)))
+        try:
+            return parse_running(self._ask("scontrol", "show", "step", check(JOB_ID, job_id)))
+        except SlurmError as error:
+            if str(error).endswith(NO_STEP):
+                return ()
+            raise
 
     def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
         """See Slurm.cancel_step."""

@@ -82,10 +82,15 @@ class DoorContract:
             assert (job.job_id, job.address) == (number, task)
         assert door.job(world.running).address == world.running
 
+    def test_a_job_without_steps_has_none(self, door: Slurm, world: World) -> None:
+        """That is no error; in 24.11 also of a job that runs, once its batch host is lost."""
+        assert door.running_steps(world.waiting) == ()
+
     def test_what_is_not_there_is_an_error(self, door: Slurm) -> None:
         """Whatever goes wrong is a SlurmError."""
-        with pytest.raises(SlurmError):
-            door.job("3999999999")
+        for ask in (door.job, door.running_steps):
+            with pytest.raises(SlurmError):
+                ask("3999999999")
 
     def test_a_requeued_job_waits(self, door: Slurm, world: World) -> None:
         """It goes back to the queue, and Slurm counts that."""

@@ -80,8 +80,7 @@ class FakeSlurm:
         return self.steps.get(pid, "")
 
     def running_steps(self, job_id: str) -> tuple[str, ...]:
-        self.job(job_id)
-        return tuple(self.steps.values())
+        return () if self.job(job_id).state == "PENDING" else tuple(self.steps.values())
 
     def cancel_step(self, job_id: str, step_id: str, signal: str = "KILL") -> None:
         self._answer()

@@ -45,6 +45,8 @@ class Scontrol:
             case ["scontrol", "show", "config"]:
                 boot = f"BOOT_TIME               = {written(self.fake.booted())}\n"
                 return f"{boot}SlurmctldPort           = 6817\nSlurmdPort              = 6818\n"
+            case ["scontrol", "show", "step", job] if self.fake.job(job).state == "PENDING":
+                raise SlurmError(f"scontrol show step {job}: Job step {job}. not found")
             case ["scontrol", "show", "step", _]:
                 steps = [f"StepId=1.{s} UserId=0\n   SrunHost:Pid=n1:{p}" for p, s in self.fake.steps.items()]
                 return "StepId=1.batch UserId=0\n   SrunHost:Pid=(null):0\n\n" + "\n\n".join(steps)
@@ -164,7 +166,7 @@ def pyslurm(fake: FakeSlurm) -> Any:
         Node=Node,
         JobStep=JobStep,
         JobSubmitDescription=SimpleNamespace,
-        JobSteps=SimpleNamespace(load=lambda _: steps),
+        JobSteps=SimpleNamespace(load=lambda job: steps if fake.running_steps(str(job)) else {}),
         Jobs=SimpleNamespace(load=lambda: {int(j.job_id): Job.of(j) for j in fake.jobs.values()}),
         Nodes=SimpleNamespace(load=lambda: fake.nodes(fake.known) and {n: Node.load(n) for n in fake.known}),
     )
