@@ -170,7 +170,7 @@ def settings(config: Mapping[str, str], version_text: str, *, expedite: bool = F
 def _pmix(name: str, value: str) -> Iterator[Finding]:
     """Warn of settings under which Slurm's pmix plugin connects only steps on the first nodes of their job."""
     if value.lower() in ("no", "false", "0", "n", "tree"):
-        says = f"{value}: MPI_Init hangs under --mpi=pmix where a step leaves out the first nodes of its job"
+        says = f"{value}: MPI_Init may hang under --mpi=pmix where a step leaves out nodes of its job"
         yield Finding(name, "note", says, f"Leave {name} unset, or start with --mpi=none: a relaunch may do so.")
 
 

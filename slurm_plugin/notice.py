@@ -26,9 +26,7 @@ LINE_LIMIT: Final = 1 << 20  # a fault names the node of every rank: 20 bytes fo
 CONNECTIONS: Final = 64  # only a few ranks of a launch speak, one notice a connection
 PATIENCE: Final = 10.0  # seconds a connection may take to deliver its line
 AGAIN: Final = 0.05  # seconds until a caller that was turned away calls again
-AT_ONCE: Final = (
-    256  # nodes: a user's processes have no more than 1024 files as a rule, and one without is no dead node
-)
+AT_ONCE: Final = 256  # nodes: a process has 1024 files as a rule, and a node that got none of them is not dead
 MAC_BYTES: Final = 32
 REPLY: Final = b"ok\n"
 

@@ -40,9 +40,7 @@ PARTITION: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SIGNAL: Final = re.compile(r"[A-Z0-9]{1,10}")
 REASON: Final = re.compile(r"[A-Za-z0-9][ !#$%&'()*+,./0-9:;<>?@A-Z\[\]^_a-z{|}~-]{0,199}")  # no quote, no "="
 
-NO_STEP: Final = (
-    ". not found"  # "Job step 7. not found" of a known job, an error; of an unknown one something else is said
-)
+NO_STEP: Final = ". not found"  # "Job step 7. not found", of a job that Slurm knows; of others something else is said
 
 # Environment that sends a question to other clusters, or changes what a command does. A job's number is this cluster's.
 MISLEADING: Final = re.compile(r"SLURM_CLUSTERS|SCANCEL_\w+|SCONTROL_\w+", re.ASCII)
