@@ -68,6 +68,9 @@ class Jobs(ABC):
     def wait_state(self, job: str, states: str | Iterable[str], timeout: float) -> dict[str, str]:
         """Wait until a job is in one of these states and return its fields.
 
+        Slurm calls a job RUNNING while its prologs still run. Here it is not: if a node goes then, Slurm takes the
+        script for one that never started, and queues the job again though it was submitted with --no-requeue.
+
         Raises:
             TestbedError: it was not within `timeout` seconds, or it ended in another state.
         """
@@ -80,7 +83,7 @@ class Jobs(ABC):
             state = fields["JobState"]
             if state in FINAL and state not in wanted:
                 raise TestbedError(f"job {job} ended as {state}, not {' or '.join(sorted(wanted))}: {fields}")
-            return state in wanted
+            return state in wanted and (state, fields.get("Reason")) != ("RUNNING", "Prolog")
 
         try:
             wait_for(f"job {job} {' or '.join(sorted(wanted))}", there, timeout)

@@ -21,10 +21,17 @@ until [ -e {out}/end ]; do sleep 0.2; done
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Cluster]:
+def five() -> Iterator[Cluster]:
     """Five nodes whose health is checked every two seconds."""
     with Cluster(f"guard-{os.getpid()}", nodes=5, plugin=True, health_check=2) as up:
         yield up
+
+
+@pytest.fixture
+def guarded(five: Cluster) -> Iterator[Cluster]:
+    """Those, whole again after each test."""
+    yield five
+    five.heal()
 
 
 def notes(cluster: Cluster, job: str) -> dict[str, list[str]]:
@@ -44,9 +51,10 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
 
     Another one there, which may not come back, is ended.
     """
-    batch = "#!/bin/bash\n[ $SLURM_RESTART_COUNT ] || sleep 600\nexec jit-srun {srun} {shape} {program}\n"
+    batch = "#!/bin/bash\n[ $SLURM_RESTART_COUNT ] || {{ echo began; sleep 600; }}\nexec jit-srun {srun} {shape} {program}\n"
     run = submit(guarded, guarded.pfs / "sleeper", nodes=3, ranks=2, batch=batch, user=True)
     fields = guarded.wait_state(run.job, "RUNNING", 60)
+    run.wait(lambda: "began" in run.log, 30)
     wait_for("the notes", lambda: len(notes(guarded, run.job)) == 2, 20)
     watching = notes(guarded, run.job)
     host, uid = fields["BatchHost"], fields["UserId"].partition("(")[2].rstrip(")")
@@ -54,9 +62,9 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
     for note in watching.values():
         assert (note[0], note[2:4]) == (uid, ["0", host])
     pair = f"--nodelist={host},{next(iter(watching))}"
-    script = "#!/bin/sh\nexec sleep 600\n"
+    script = f"#!/bin/sh\ntouch {run.out}/began\nexec sleep 600\n"
     barred = guarded.sbatch(f"--jit-ckpt=dir={run.directory}", "--no-requeue", "-N2", pair, script=script, user=True)
-    guarded.wait_state(barred, "RUNNING", 30)
+    wait_for("its script", (run.out / "began").exists, 30)
     guarded.off(host)
     guarded.wait_state(barred, "CANCELLED", 90)
     wait_for("the second life", lambda: guarded.job(run.job)["Restarts"] == "1", 90)
@@ -68,7 +76,6 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
     assert guarded.job(run.job)["ExcNodeList"] == host
     assert decisions(run) == ["done"]
     wait_for("empty spools", lambda: not notes(guarded, run.job), 20)
-    guarded.heal()
 
 
 def test_a_task_of_an_array_after_its_step(guarded: Cluster) -> None:
