@@ -51,7 +51,8 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
 
     Another one there, which may not come back, is ended.
     """
-    batch = "#!/bin/bash\n[ $SLURM_RESTART_COUNT ] || {{ echo began; sleep 600; }}\nexec jit-srun {srun} {shape} {program}\n"
+    first = "[ $SLURM_RESTART_COUNT ] || {{ echo began; sleep 600; }}\n"
+    batch = "#!/bin/bash\n" + first + "exec jit-srun {srun} {shape} {program}\n"
     run = submit(guarded, guarded.pfs / "sleeper", nodes=3, ranks=2, batch=batch, user=True)
     fields = guarded.wait_state(run.job, "RUNNING", 60)
     run.wait(lambda: "began" in run.log, 30)
