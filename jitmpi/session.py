@@ -68,7 +68,7 @@ def attach(
         scaler: a GradScaler.
 
     Raises:
-        AttachError: the objects cannot be protected; the message says which and why.
+        AttachError: an optimizer that is none, or a model that is no module.
     """
     state = TrainingState(model, optimizer, scheduler, scaler)
     try:
@@ -95,6 +95,7 @@ def _begin_once(settings: Settings, state: TrainingState) -> Run:
     if _begun:
         raise AttachError("attach was called twice; one call protects all: optimizer and scheduler may be lists")
     replicas.refuse_divided(state.model, state.optimizers)
+    state.check()
     _begun.append(settings)
     if settings.rank in (0, settings.size - 1):  # one of two may be the one that dies before it can say so
         attached = {"event": "attached", "rank": settings.rank, "nodes": settings.step_nodes}

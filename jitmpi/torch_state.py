@@ -49,10 +49,10 @@ class TrainingState:
     """
 
     def __init__(self, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None) -> None:
-        """Look at the objects and refuse early what could not be saved later.
+        """Look at the objects; whether they can be saved is for `check` to say.
 
         Raises:
-            AttachError: names the value that cannot be saved.
+            AttachError: an optimizer that is none.
         """
         self.parts = _parts(model)
         self.model: nn.Module = nn.ModuleList(self.parts) if isinstance(model, (list, tuple)) else model
@@ -74,6 +74,13 @@ class TrainingState:
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
         self._probe = 0
         self._attached, self._grown = self._groups(), False
+
+    def check(self) -> None:
+        """Refuse early what could not be saved later, and make ready for the saving of small values.
+
+        Raises:
+            AttachError: names the value that cannot be saved.
+        """
         device.prepare(tensor for _, tensor in self.tensors())
         self.scalars()
 

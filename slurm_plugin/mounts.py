@@ -54,7 +54,7 @@ def _judge(path: str, child: Child | None, deadline: float) -> Finding | None:
 
 def _ask(path: str, spool: Spool | None) -> Child:
     try:
-        lock = spool.open_lock(f".mount{path.replace('/', '-')}") if spool else None
+        lock = spool.open_lock(lock_name(path)) if spool else None
     except SpoolError:
         lock = None
 
@@ -69,6 +69,11 @@ def _ask(path: str, spool: Spool | None) -> Child:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def lock_name(path: str) -> str:
+    """Name a file system's lock, another one for each path: /a-b is not /a/b."""
+    return ".mount" + path.replace("%", "%25").replace("/", "%2F")
 
 
 def _point(path: str) -> str:

@@ -66,6 +66,7 @@ def test_scalars_do_not_wait_for_the_training_stream() -> None:
     )
     scaler = torch.amp.GradScaler("cuda")
     state = TrainingState(model, optimizer, None, scaler)
+    state.check()
     scaler.scale(model(torch.ones(2, 4, device="cuda")).sum()).backward()
     scaler.step(optimizer)
     scaler.update()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_plugin.evidence import BAD, Finding
-from slurm_plugin.mounts import begin, points
+from slurm_plugin.mounts import begin, lock_name, points
 from slurm_plugin.spool import Spool
 
 TABLE = """\
@@ -50,10 +50,17 @@ def test_slashes_too_many_make_no_node_bad(tmp_path: Path, written: str) -> None
     assert begin([written.format(tmp_path), "//"], time.monotonic() + 10, None, str(table))() == []
 
 
+def test_each_file_system_has_its_own_lock() -> None:
+    """Or a dead /a/b would be said of a healthy /a-b."""
+    paths = ("/a/b", "/a-b", "/a%2Fb", "/a")
+    assert len({lock_name(path) for path in paths}) == len(paths)
+    assert not any("/" in lock_name(path) for path in paths)
+
+
 def test_one_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
     """A look that hangs keeps a lock; later ones wait for that until their deadline, and leave no process behind."""
     spool = Spool(str(tmp_path / "spool"), os.geteuid())
-    hanging = spool.open_lock(f".mount{str(tmp_path).replace('/', '-')}")
+    hanging = spool.open_lock(lock_name(str(tmp_path)))
     fcntl.flock(hanging, fcntl.LOCK_EX)  # as the child does that the kernel holds
     begun = time.monotonic()
     (found,) = look(tmp_path, str(tmp_path), patience=0.2, spool=spool)

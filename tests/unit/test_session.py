@@ -38,6 +38,22 @@ def test_attach_in_a_thread_is_refused() -> None:
     assert said
 
 
+def test_what_cannot_be_saved_trains_without_the_option_and_is_refused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script of which a part cannot be protected runs on a laptop as any other."""
+    model = torch.nn.Linear(2, 1)
+    model.mask = torch.nn.Parameter(torch.eye(2).to_sparse(), requires_grad=False)
+    optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+    monkeypatch.setattr(session.config, "read", lambda: None)
+    run = session.attach(model=model, optimizer=optimizer)
+    for x in run.minibatches([torch.ones(1, 2)] * 3):
+        model(x).sum().backward()
+        optimizer.step()
+    assert run.minibatch == 3
+    with pytest.raises(AttachError, match="model/mask: a tensor of layout"):
+        session._begin_once(SETTINGS, TrainingState(model, optimizer))
+    assert not session._begun
+
+
 def test_a_second_attach_is_refused() -> None:
     """Two agents in one process would save two halves."""
     session._begun.append(SETTINGS)

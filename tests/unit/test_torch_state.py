@@ -253,12 +253,12 @@ def test_what_cannot_be_saved_is_refused_at_the_start() -> None:
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     scheduler.hooks = [lambda: None]
     with pytest.raises(AttachError, match=r"scheduler\.hooks\[0\]: a builtins\.function"):
-        TrainingState(net, optimizer, scheduler)
+        TrainingState(net, optimizer, scheduler).check()
     with pytest.raises(AttachError, match="no param_groups"):
         TrainingState(net, object())
     net.sparse = nn.Parameter(torch.eye(2).to_sparse(), requires_grad=False)
     with pytest.raises(AttachError, match=r"model/sparse: a tensor of layout torch\.sparse_coo"):
-        TrainingState(net)
+        TrainingState(net).check()
 
 
 def test_hooks_mark_update_and_forward_and_come_out_again() -> None:
