@@ -1,8 +1,8 @@
 """Turn the tasks of a Slurm step into one world: over MPI, or over files where srun starts without MPI.
 
 Rule 1: a world is used only while every rank is known to be alive, and closed before training begins: a rank that dies
-        with MPI open takes the others along under Slurm's pmix. At the first sign of failure call `abandon`; from then
-        on no MPI function is called, not even MPI_Finalize, which kills the survivors with some builds.
+        with MPI open takes the others along under Slurm's pmix. Behind a wait that did not end no MPI function is
+        called, not even MPI_Finalize, which kills the survivors with some builds.
 Rule 2: a world has exactly the step's size. N silent worlds of one rank are an error that names its cause.
 Rule 3: every wait has a deadline (of time.monotonic), which MPI does not offer: collectives are started, then tested.
 """
@@ -55,7 +55,7 @@ class World(Protocol):
         """Give every rank's value to every rank, in rank order.
 
         Raises:
-            BootstrapError: a rank did not take part in time, or the world was abandoned.
+            BootstrapError: a rank did not take part in time, now or in an earlier call.
         """
 
     def bcast(self, data: bytearray | memoryview, root: int, deadline: float | None = None) -> None:
@@ -65,11 +65,8 @@ class World(Protocol):
             BootstrapError: as above, or this world cannot broadcast.
         """
 
-    def abandon(self) -> None:
-        """End every wait in this world and never use it again; from any thread."""
-
     def close(self) -> None:
-        """End the world in an orderly way, once; nothing after `abandon`."""
+        """End the world in an orderly way, once; nothing where a rank did not take part in time."""
 
 
 def open_world(settings: Settings) -> World:
@@ -159,7 +156,7 @@ class MpiWorld:
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
         self.name = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
-        self._abandoned = self._closed = False
+        self._over = False
 
     def exchange(self, value: bytes, deadline: float) -> list[bytes]:
         """See `World`."""
@@ -179,31 +176,25 @@ class MpiWorld:
             until = time.monotonic() + CHUNK_S if deadline is None else deadline
             self._finish(self._usable().Ibcast(part, root), until, "broadcast")
 
-    def abandon(self) -> None:
-        """See `World`."""
-        self._abandoned = True
-
     def close(self) -> None:
         """See `World`."""
-        if self._abandoned or self._closed:
+        if self._over:
             return
-        self._closed = True
+        self._over = True
         self._comm.Free()
         if not self.held:
             self._mpi.Finalize()
 
     def _usable(self) -> Any:
-        if self._abandoned or self._closed:
+        if self._over:
             raise BootstrapError(f"rank {self.rank}: the MPI world has ended; it is not used any more")
         return self._comm
 
     def _finish(self, request: Any, deadline: float, what: str) -> None:
         # MPI makes progress only inside its calls, so this tests without a pause; the sleep lets other threads run.
         while not request.Test():
-            if self._abandoned:
-                raise BootstrapError(f"rank {self.rank}: the MPI {what} was given up because a rank failed")
             if time.monotonic() > deadline:
-                self._abandoned = True  # a collective that did not end can be neither repeated nor taken back
+                self._over = True  # a collective that did not end can be neither repeated nor taken back
                 raise BootstrapError(
                     f"rank {self.rank}: the MPI {what} did not end in time; a rank of the step is missing, hangs or "
                     "is cut off"
@@ -225,14 +216,13 @@ class FileWorld:
         self.rank, self.size = rank, size
         self._directory = directory
         self._turn = 0
-        self._abandoned = False
         if rank == 0:
             _remove_older(directory)
 
     def exchange(self, value: bytes, deadline: float) -> list[bytes]:
         """See `World`."""
         turn, self._turn = self._turn, self._turn + 1
-        if self.size == 1 and not self._abandoned:
+        if self.size == 1:
             return [value]
         try:
             self._publish(f"{turn}.{self.rank}", value)
@@ -251,19 +241,12 @@ class FileWorld:
         """See `World`."""
         raise BootstrapError("a world without MPI cannot broadcast; every rank reads the file system itself")
 
-    def abandon(self) -> None:
-        """See `World`."""
-        self._abandoned = True
-
     def close(self) -> None:
-        """See `World`."""
-        self._abandoned = True
+        """See `World`; what the ranks left in the folder is gone already."""
 
     def _await(self, names: set[str], deadline: float) -> None:
         pause, most = POLL_S
         while missing := names - self._listing():
-            if self._abandoned:
-                raise BootstrapError(f"rank {self.rank}: the exchange through files was given up because a rank failed")
             if time.monotonic() > deadline:
                 ranks = sorted(int(name.partition(".")[2]) for name in missing)
                 raise BootstrapError(

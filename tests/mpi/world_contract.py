@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -55,25 +54,12 @@ def broadcasts_into_buffers(world: World) -> None:
     world.bcast(bytearray(), 0)
 
 
-def abandoned_worlds_end_their_waits(world: World) -> None:
-    """`abandon` ends a wait at once, from another thread; the world is not used again and `close` does nothing."""
-    world.exchange(b"", soon())
-    if world.rank == 0:
-        timer = threading.Timer(SHORT, world.abandon)
-        timer.start()
-        expect(lambda: world.exchange(b"alone", soon()), "given up")
-        timer.join()
-        expect(lambda: world.exchange(b"again", soon()), "")
-    else:
-        world.abandon()
-    world.close()
-
-
 def deadlines_hold(world: World) -> None:
-    """An exchange that a rank does not join ends with an error at its deadline."""
+    """An exchange that a rank does not join ends with an error at its deadline, and `close` does not wait for it."""
     world.exchange(b"", soon())
     if world.rank != world.size - 1:
         expect(lambda: world.exchange(b"", soon(SHORT)), "in time")
+        world.close()
 
 
 def expect(call: Callable[[], object], text: str) -> None:
@@ -87,7 +73,7 @@ def expect(call: Callable[[], object], text: str) -> None:
 
 
 KEEPING = (exchanges_in_rank_order, waits_for_the_late, broadcasts_into_buffers)
-ENDING = (abandoned_worlds_end_their_waits, deadlines_hold)  # the world cannot be used after these
+ENDING = (deadlines_hold,)  # the world cannot be used after it
 
 
 def main(name: str) -> None:

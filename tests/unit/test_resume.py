@@ -32,9 +32,6 @@ class Alone:
     def bcast(self, data: Any, root: int, deadline: float | None = None) -> None:
         assert root == 0
 
-    def abandon(self) -> None:
-        raise AssertionError
-
     def close(self) -> None:
         raise AssertionError
 
