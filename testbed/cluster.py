@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -192,6 +193,25 @@ class Cluster(Jobs):
         """Kill slurmd on a node, or slurmctld on "head", with SIGKILL; steps that run go on. `boot` starts it again."""
         with machine.locked(self.name):
             daemons.crash(self._host(node))
+
+    def wait_kept(self, job: str, timeout: float = 120.0) -> None:
+        """Wait until slurmctld has written to its disk what it knows of a job now; killed before, it would not know it.
+
+        The job gets a new Comment, and slurmctld writes all it knows of a job at once: some seconds later.
+
+        Raises:
+            TestbedError: there is no such job, or it was not written within `timeout` seconds.
+        """
+        mark, kept = f"kept-{secrets.token_hex(8)}", self.settings.folder / "state" / "job_state"
+        self.on("head", "scontrol", "update", f"JobId={job}", f"Comment={mark}")
+
+        def written() -> bool:
+            try:
+                return mark.encode() in kept.read_bytes()
+            except OSError:  # slurmctld renames it
+                return False
+
+        wait_for(f"job {job} in {kept}", written, timeout)
 
     def boot(self, node: str) -> None:
         """Power a host on: new namespaces, the old disk, its daemon. One that is on gets only the daemon it lacks."""
