@@ -106,7 +106,7 @@ class Carrier:
         self._plane.flush(time.monotonic() + FLUSH)
         state.lost.update(fault.ranks)
         if state.coordinator == self.settings.rank:
-            known = self.announce(replace(fault, minibatch=-1), "starting")
+            known = self.announce(replace(fault, minibatch=-1), "starting", leave.REPLY_DEADLINE)
             if self.settings.launcher and not known:
                 leave.take_over(self.settings, [self.members[r].node for r in fault.unreachable])
         else:
@@ -122,10 +122,10 @@ class Carrier:
         while self._brought:
             self._brought.pop(0)()
 
-    def announce(self, fault: Fault, phase: str) -> bool:
+    def announce(self, fault: Fault, phase: str, reply: float = 0.0) -> bool:
         """Tell jit-srun what happened; False when it does not answer."""
-        nodes = [member.node for member in self.members]
-        return leave.notify(self.settings, {"event": "fault", "fault": asdict(fault), "nodes": nodes, "phase": phase})
+        event = {"event": "fault", "fault": asdict(fault), "nodes": [m.node for m in self.members], "phase": phase}
+        return leave.notify(self.settings, event, reply)
 
     def _write(self, action: rounds.Write, state: rounds.Round) -> None:
         plan = action.plan

@@ -21,6 +21,8 @@ from slurm_plugin import notice, requeue, slurm
 from slurm_plugin.contract import EXIT_LOST
 
 NOTICE_DEADLINE = 2.0  # seconds for jit-srun to answer; a live one answers in milliseconds
+# Seconds where it counts: it writes each notice to its journal, on the file system that the survivors have just filled.
+REPLY_DEADLINE = 20.0
 WORDS = 1.0  # seconds that words may take to get out
 
 
@@ -29,11 +31,11 @@ def say(settings: Settings, text: str) -> None:
     _say(f"jit-ckpt: rank {settings.rank} on {settings.node}: {text}\n")
 
 
-def notify(settings: Settings, event: Mapping[str, object]) -> bool:
-    """Send a notice to jit-srun; False when there is none or it cannot be reached."""
+def notify(settings: Settings, event: Mapping[str, object], reply: float = 0.0) -> bool:
+    """Send a notice to jit-srun; False when there is none, it is out of reach, or silent for `reply` seconds."""
     if not settings.launcher:
         return False
-    return notice.send(settings.launcher, dict(event), NOTICE_DEADLINE)
+    return notice.send(settings.launcher, dict(event), NOTICE_DEADLINE, reply)
 
 
 def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Sequence[Member]) -> None:
@@ -50,7 +52,7 @@ def conclude(settings: Settings, action: Conclude, *, fault: Fault, members: Seq
             settings,
             f"jit-srun in place of srun goes on from here by itself; by hand: sbatch --jit-ckpt=resume={action.reason}",
         )
-    if settings.launcher and not notify(settings, event) and action.alone:
+    if settings.launcher and not notify(settings, event, REPLY_DEADLINE) and action.alone:
         take_over(settings, sorted({members[r].node for r in fault.unreachable}))
 
 

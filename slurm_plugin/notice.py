@@ -49,8 +49,11 @@ def decode(line: bytes, key: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
-def send(launcher: str, event: Mapping[str, Any], patience: float) -> bool:
+def send(launcher: str, event: Mapping[str, Any], patience: float, reply: float = 0.0) -> bool:
     """Tell jit-srun about an event; `launcher` is "host:port:key", `patience` in seconds is for all of it.
+
+    `reply`, in seconds, is for the answer alone where that is longer: what takes a connection is not dead, but it may
+    stand still, as when the file system does that its journal is on.
 
     Returns False when jit-srun cannot be reached or does not answer: then it is dead, and the ranks are on their own.
     One that hangs up without an answer is alive and has too many callers at the moment; it is called again.
@@ -59,7 +62,7 @@ def send(launcher: str, event: Mapping[str, Any], patience: float) -> bool:
     try:
         host, port, key = launcher.rsplit(":", 2)
         line = encode(event, key)
-        while not _delivered((host, int(port)), line, deadline):
+        while not _delivered((host, int(port)), line, deadline, reply):
             if time.monotonic() + AGAIN > deadline:
                 return False
             time.sleep(AGAIN)
@@ -68,10 +71,11 @@ def send(launcher: str, event: Mapping[str, Any], patience: float) -> bool:
     return True
 
 
-def _delivered(address: tuple[str, int], line: bytes, deadline: float) -> bool:
+def _delivered(address: tuple[str, int], line: bytes, deadline: float, patience: float) -> bool:
     reply = b""
     gone = contextlib.suppress(ConnectionResetError, BrokenPipeError)
     with socket.create_connection(address, timeout=_left(deadline)) as connection, gone:
+        deadline = max(deadline, time.monotonic() + patience)
         connection.settimeout(_left(deadline))
         connection.sendall(line)
         while not reply.endswith(b"\n"):
@@ -202,8 +206,11 @@ def _answering(addresses: Mapping[str, tuple[str, int]], patience: float) -> fro
         waiting = 0
         for name, address in addresses.items():
             waiting += _begin(selector, name, address)
-        while waiting and time.monotonic() < deadline:
-            for key, _ in selector.select(_left(deadline)):
+        while waiting:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))  # once more where we ourselves stood still
+            if not ready:
+                break
+            for key, _ in ready:
                 probe: socket.socket = key.fileobj  # type: ignore[assignment]
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                     alive.add(key.data)

@@ -67,6 +67,19 @@ def test_without_jit_srun_a_rank_is_told_so(listener: Listener) -> None:
     listener.__init__("127.0.0.1")  # type: ignore[misc]  # for the fixture to close
 
 
+def test_jit_srun_that_stands_still_is_not_dead(listener: Listener) -> None:
+    """Its journal's disk is busy with what the ranks wrote: the kernel takes the notice, the answer comes later."""
+    told: list[bool] = []
+    launcher = listener.launcher("127.0.0.1")
+    thread = threading.Thread(target=lambda: told.append(notice.send(launcher, EVENT, 0.2, reply=60.0)))
+    thread.start()
+    time.sleep(1.0)
+    assert gather(listener, 1) == [EVENT]
+    thread.join(60)
+    assert told == [True]
+    assert not notice.send(launcher, EVENT, 0.1, reply=0.2)
+
+
 def test_strangers_are_dropped_and_counted(listener: Listener) -> None:
     """Garbage, a wrong key and half a line never become an event."""
     wrong = notice.encode(EVENT, "cd" * 32)
@@ -156,6 +169,7 @@ def test_only_nodes_that_take_a_connection_answer() -> None:
             "n4": ("127.0.0.1", 99999),
         }
         assert notice.answering(addresses) == {"n1"}
+        assert notice.answering(addresses, patience=-1.0) == {"n1"}, "as where this process stood still meanwhile"
     assert notice.answering({}) == frozenset()
 
 
