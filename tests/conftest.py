@@ -1,10 +1,19 @@
-"""Skip what this machine cannot run, and say why."""
+"""Skip what this machine cannot run, and say why; let no example of Hypothesis fail for its time."""
 
 from __future__ import annotations
 
 import pytest
 
 from testbed import machine
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # few tests need it
+    pass
+else:
+    # A busy machine stops any example for seconds: a time says nothing of the code.
+    settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("steady")
 
 
 def _no_gpu() -> str:

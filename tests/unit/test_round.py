@@ -251,7 +251,7 @@ def test_of_two_sides_of_a_cut_the_larger_claims_first(order: int) -> None:
     assert world.commits[0].plan.coordinator == 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(2, 6),
     st.lists(st.sampled_from([4, 5, 5, 5, -1]), min_size=6, max_size=6),
