@@ -40,7 +40,7 @@ except ConnectionResetError:
 @pytest.fixture(scope="module")
 def small() -> Iterator[Cluster]:
     """A cluster of two nodes whose nodes these tests may hurt."""
-    with Cluster(f"bed-{os.getpid()}", nodes=2, conf=["SlurmdTimeout=5"]) as up:
+    with Cluster(f"bed-{os.getpid()}", nodes=2, conf=["SlurmdTimeout=20"]) as up:
         yield up
 
 
@@ -90,7 +90,7 @@ def test_a_job_runs_on_both_nodes_as_root_and_as_user(small: Cluster) -> None:
         lines = sorted((small.pfs / f"out-{job}").read_text().splitlines())
         who = "jituser" if user else "root"
         assert lines == [f"n1 {who} {small.pfs}", f"n2 {who} {small.pfs}"]
-    small.wait_idle(30)
+    small.wait_idle(90)
 
 
 def test_hosts_have_their_own_files_and_the_machine_keeps_its_own(small: Cluster) -> None:
@@ -137,13 +137,10 @@ def test_cut_and_reconnect(small: Cluster) -> None:
     small.on("n1", "ip", "-4", "addr", "show", "eth0")
     reach = ["bash", "-c", "exec 3<>/dev/tcp/n1/6818"]
     assert small.on("head", "timeout", "2", *reach, check=False).returncode != 0
-    deadline = time.monotonic() + 60
-    while small.nodes()["n1"].rstrip("*") != "down":
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    wait_for("the loss of n1", lambda: small.nodes()["n1"].rstrip("*") == "down", 180, pause=0.3)
     assert runner.poll() is None
     small.reconnect("n1")
-    small.on("head", "timeout", "10", *reach)
+    small.on("head", "timeout", "30", *reach)
     small.heal()
     runner.kill()
     runner.communicate(timeout=10)
@@ -161,7 +158,7 @@ def test_a_crashed_daemon_takes_nothing_along(small: Cluster) -> None:
         small.crash(host)
         assert small.power()[host] == "on"
     assert small.on("head", "scontrol", "ping", check=False, timeout=30).returncode != 0
-    for host in ("head", "n2", "head"):
+    for host in ("n2", "head", "n2", "head"):
         small.boot(host)
     assert small.job(job)["JobState"] == "RUNNING"
     assert [Path(f"/proc/{task.read_text().strip()}/comm").read_text() for task in tasks] == ["sleep\n"] * 2
@@ -171,7 +168,7 @@ def test_a_crashed_daemon_takes_nothing_along(small: Cluster) -> None:
 def test_heal_after_a_power_failure_under_a_job(small: Cluster) -> None:
     """`heal` brings a cluster whose job has just lost a node back to idle, long before Slurm would notice."""
     job = small.sbatch("-N2", "--no-requeue", "--wrap", "sleep 300")
-    small.wait_state(job, "RUNNING", 30)
+    small.wait_state(job, "RUNNING", 60)
     small.off("n2")
     small.on("head", "scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
     small.heal()
@@ -189,7 +186,7 @@ def test_clusters_side_by_side(small: Cluster) -> None:
         assert small.on("n1", "hostname").stdout == other.on("n1", "hostname").stdout == "n1\n"
     assert traces(name) == []
     assert small.up() is False
-    small.wait_idle(30)
+    small.wait_idle(90)
 
 
 def test_down_leaves_nothing(small: Cluster) -> None:
@@ -246,7 +243,7 @@ def test_up_again_after_a_crash(small: Cluster) -> None:
             Cluster(cluster.name, nodes=2).up()
         namespaces.kill([cluster.settings.head])
         assert cluster.up() is True
-        cluster.wait_idle(30)
+        cluster.wait_idle(90)
     finally:
         cluster.down()
 
@@ -271,4 +268,4 @@ def test_errors_name_what_is_wrong(small: Cluster) -> None:
 def test_conf_overrides_defaults(small: Cluster) -> None:
     """A line given as `conf` replaces the default one."""
     shown = small.on("head", "scontrol", "show", "config").stdout
-    assert " 5 sec" in next(line for line in shown.splitlines() if line.startswith("SlurmdTimeout"))
+    assert " 20 sec" in next(line for line in shown.splitlines() if line.startswith("SlurmdTimeout"))
