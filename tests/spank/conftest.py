@@ -200,7 +200,7 @@ class Site:
         """Submit a shell script, wait for its end and return its id; `output` has what it printed."""
         text = script if script.startswith("#!") else f"#!/bin/bash\n{script}\n"
         job = self.cluster.sbatch(*args, f"--output={self.pfs}/%j.out", script=text, env=env)
-        self.cluster.wait_state(job, {"COMPLETED", "FAILED"}, 30)
+        self.cluster.wait_state(job, {"COMPLETED", "FAILED"}, 120)
         return job
 
     def output(self, job: str) -> str:
@@ -209,13 +209,13 @@ class Site:
 
     def wait_text(self, path: Path, text: str) -> str:
         """Wait until a file holds a text and return all it holds."""
-        wait_for(f"{text!r} in {path}", lambda: path.exists() and text in path.read_text(), 30)
+        wait_for(f"{text!r} in {path}", lambda: path.exists() and text in path.read_text(), 120)
         return path.read_text()
 
     def epilog(self, job: str, node: str) -> str:
         """The environment of the Epilog of a job on a node, once it has run."""
         path = self.pfs / f"epilog-{job}-{node}"
-        wait_for(f"{path}", path.exists, 20)
+        wait_for(f"{path}", path.exists, 120)
         return path.read_text()
 
     def spool(self, job: str, node: str) -> list[str]:
@@ -234,9 +234,10 @@ def site() -> Iterator[Site]:
     """One real cluster for all tests of the plugin."""
     if os.geteuid() != 0:
         pytest.skip("the test bed needs root")
-    pfs = Cluster("spank").pfs
+    name = f"spank-{os.getpid()}"
+    pfs = Cluster(name).pfs
     conf = tuple(line.format(pfs=pfs) for line in CONF)
-    with Cluster("spank", nodes=2, conf=conf, plugin=True, controller_hook=False, node_hook=False) as cluster:
+    with Cluster(name, nodes=2, conf=conf, plugin=True, controller_hook=False, node_hook=False) as cluster:
         hook = pfs / "epilog.sh"
         aside, done = f"{pfs}/.$SLURM_JOB_ID-$SLURMD_NODENAME", f"{pfs}/epilog-$SLURM_JOB_ID-$SLURMD_NODENAME"
         hook.write_text(f"#!/bin/sh\nenv > {aside}\nmv {aside} {done}\n")

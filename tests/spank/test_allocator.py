@@ -98,7 +98,7 @@ def test_no_effect_without_the_option(site: Site, listed: Listed) -> None:
     said = site.run("sbatch", "-vv", f"--output={site.pfs}/without.out", path, "--jit-ckpt=keep=0").stdout
     assert not {"no-kill", "requeue", "open-mode"} & set(listed(said))
     job = said.split("Submitted batch job ")[1].split()[0]
-    site.cluster.wait_state(job, "COMPLETED", 30)
+    site.cluster.wait_state(job, "COMPLETED", 120)
     assert (site.pfs / "without.out").read_text() == ""
     assert "JIT" not in site.epilog(job, "n1")
     assert site.spool(job, "n1") == []
@@ -144,10 +144,10 @@ def test_requeue(site: Site) -> None:
     job = site.cluster.sbatch("--jit-ckpt=keep=3", f"--output={path}", script(site, "requeue.sh", body))
     site.wait_text(path, "keep=3")
     site.run("scontrol", "requeue", job)
-    site.cluster.wait_state(job, "PENDING", 20)
+    site.cluster.wait_state(job, "PENDING", 120)
     time.sleep(2)  # slurmd refuses what starts within the second in which it ended the job before
     site.run("timeout", "30", "sh", "-c", f"until scontrol update JobId={job} StartTime=now; do sleep 0.2; done")
-    site.cluster.wait_state(job, "COMPLETED", 30)
+    site.cluster.wait_state(job, "COMPLETED", 120)
     runs = [line for line in path.read_text().splitlines() if line.startswith("run")]
     assert [run.split() for run in runs] == [["run", "0", text], ["run", "1", text]]
 

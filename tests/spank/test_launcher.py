@@ -10,8 +10,10 @@ from slurm_plugin import contract
 
 pytestmark = pytest.mark.slurm
 Site = Any  # conftest.Site
-# Task 1 dies by SIGKILL; task 0 says so if it is alive 3 s later (the site's WaitTime is 2 s).
+# Task 1 dies by SIGKILL; task 0 says so if it is alive 3 s later (the site's WaitTime is 2 s). Where it must not be, it
+# has longer to live: task 1 may start late, and what ends task 0 too.
 DIES = "srun -N2 -n2 /bin/bash -c '[ $SLURM_PROCID = 0 ] && sleep 3 && echo alive || kill -9 $$'"
+ENDED = DIES.replace("sleep 3", "sleep 25")
 
 
 def test_survivors_go_on(site: Site) -> None:
@@ -22,13 +24,13 @@ def test_survivors_go_on(site: Site) -> None:
     lines = [line.split()[:3] for line in site.spool(job, "n1")]
     assert lines[0] == ["0", "0", "0"]
     assert lines[1][:2] == [str(0xFFFFFFFB), "0"]
-    plain = site.job(DIES, "-N2")
+    plain = site.job(ENDED, "-N2")
     assert "alive" not in site.output(plain)
 
 
 def test_users_choice_stays(site: Site) -> None:
     """-K1 and --wait on srun's command line win over ours."""
-    job = site.job(DIES.replace("srun", "srun -K1"), "--jit-ckpt", "-N2")
+    job = site.job(ENDED.replace("srun", "srun -K1"), "--jit-ckpt", "-N2")
     assert "alive" not in site.output(job)
 
 

@@ -45,7 +45,7 @@ def test_it_has_no_file_of_ours(library: ctypes.CDLL, tmp_path: Path) -> None:
     finally:
         for file in (secret, *files):
             os.close(file)
-    wait_for(f"{seen}", seen.exists, 20)
+    wait_for(f"{seen}", seen.exists, 60)
     names, environ = seen.read_text().splitlines()
     assert {"0", "1", "2"} <= (own := {Path(name).name for name in names.split()})
     assert own.isdisjoint(("50", "1500"))

@@ -16,7 +16,7 @@ def test_spool_is_roots(site: Site) -> None:
     """Folders 0700 and the file 0600, all of root, though the job's user is another; signals and codes are raw."""
     body = "#!/bin/bash\nsrun -n2 bash -c 'exit $((3 * SLURM_PROCID))'\nexit 5\n"
     job = site.cluster.sbatch("--jit-ckpt=dir=user", "-N1", "-n2", "-o", "user.out", script=body, user=True)
-    site.cluster.wait_state(job, "FAILED", 30)
+    site.cluster.wait_state(job, "FAILED", 120)
     folder = f"{contract.SPOOL}/{job}"
     shown = site.cluster.on("n1", "stat", "-c", "%a %U", contract.SPOOL, folder, f"{folder}/{contract.TASKS}").stdout
     assert shown.splitlines() == ["700 root", "700 root", "600 root"]
@@ -36,13 +36,17 @@ def test_what_a_failed_task_says_of_its_jit_srun(site: Site) -> None:
     """
     other = site.cluster.sbatch("-H", script="#!/bin/bash\ntrue\n")
     forged = f"SLURM_JOB_ID={other} SLURM_JOBID={other} SLURM_RESTART_COUNT=0 LD_PRELOAD=/x PYTHONPATH=/x PATH=/x"
+    # It knows the job's folder. The hosts share the machine's processes: those of other clusters are seen here too.
+    seen_by_ps = f"ps -eo user:20,args | grep '[o]rphan import main' | grep -F dir={site.pfs}/alone >>seen-orphan"
     body = (
         f"#!/bin/bash\nexport JIT_CKPT_LAUNCHER=203.0.113.1:1:ab\n"
-        "while [ $SECONDS -lt 8 ]; do ps -eo user:20,args; done | grep '[o]rphan import main' | sort -u &\n"
-        f"/usr/bin/srun -N1 -n2 /usr/bin/env {forged} /bin/sh -c 'exit 7'\nwait\n"
+        f"until [ -e enough ] || [ $SECONDS -gt 120 ]; do {seen_by_ps}; done &\n"
+        f"/usr/bin/srun -N1 -n2 /usr/bin/env {forged} /bin/sh -c 'exit 7'\n"
+        "until [ -s seen-orphan ] || [ $SECONDS -gt 60 ]; do sleep 0.2; done\n"
+        "sleep 2; touch enough; wait; sort -u seen-orphan\n"
     )
-    job = site.cluster.sbatch("--jit-ckpt=dir=user", "-N1", "-n2", "-o", "user.out", script=body, user=True)
-    site.cluster.wait_state(job, "COMPLETED", 60)
+    job = site.cluster.sbatch("--jit-ckpt=dir=alone", "-N1", "-n2", "-o", "user.out", script=body, user=True)
+    site.cluster.wait_state(job, "COMPLETED", 180)
     (seen,) = [line.split() for line in (site.pfs / "user.out").read_text().splitlines() if "import main" in line]
     assert seen[0] == "jituser"
     assert job in seen
@@ -77,7 +81,7 @@ def test_plugin_gone_under_a_waiting_job(site: Site) -> None:
     library.rename(library.with_suffix(".away"))
     try:
         site.run("scontrol", "release", waiting)
-        site.cluster.wait_state(waiting, "COMPLETED", 30)
+        site.cluster.wait_state(waiting, "COMPLETED", 120)
         assert "ran" in site.output(waiting)
         plain = site.job("echo plain")
         assert site.output(plain).strip() == "plain"
