@@ -21,13 +21,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.slurm)
-            item.add_marker(pytest.mark.timeout(900))  # the first one makes the machines' root file system
+            item.add_marker(pytest.mark.timeout(2400))  # the first one makes the machines' root file system
 
 
 def make(*words: str) -> Path:
     """Run `make TARGET [NAME=VALUE ...]` and return the path that it prints last."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    done = subprocess.run(["make", *words], cwd=REPO, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["make", *words], cwd=REPO, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return REPO / done.stdout.splitlines()[-1]
 
