@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from slurm_plugin import notice
@@ -22,6 +23,18 @@ COMMITTED = {"event": "committed", "directory": "/x", "minibatch": 3}
 FOREVER = "import time; time.sleep(60)"
 
 
+def until(path: Path) -> str:
+    """A program that goes on when there is such a file; alone, one that ends then."""
+    return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.02)\n"
+
+
+def wait(true: Callable[[], object]) -> None:
+    """Wait until it is so; after a minute go on, so that what was waited for fails and nothing hangs."""
+    deadline = time.monotonic() + 60
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def launch(
     program: str,
     notices: list[dict[str, Any]] | None = None,
@@ -31,9 +44,10 @@ def launch(
     patience: float = 60.0,
     meanwhile: Callable[[], None] = lambda: None,
     training: bool = True,
+    slurm: FakeSlurm | None = None,
 ) -> tuple[Ended, list[dict[str, Any]], FakeSlurm]:
     """Run a program as if it were srun; say the notices, then do `meanwhile`."""
-    slurm, events = FakeSlurm({"7": JobInfo("7", "RUNNING")}, []), list[dict[str, Any]]()
+    slurm, events = slurm or FakeSlurm({"7": JobInfo("7", "RUNNING")}, []), list[dict[str, Any]]()
     listener = Listener("127.0.0.1")
     with Signals() as signals:
         run = Launch(
@@ -61,7 +75,7 @@ def launch(
         thread = threading.Thread(target=speak)
         thread.start()
         ended = run.run()
-        thread.join(20)
+        thread.join(120)
     listener.close()
     return ended, events, slurm
 
@@ -72,9 +86,10 @@ def test_an_exit_code_passes_and_a_signal_becomes_128_more() -> None:
     assert launch("import os; os.kill(os.getpid(), 9)")[0] == Ended(137)
 
 
-def test_notices_are_recorded_in_order() -> None:
+def test_notices_are_recorded_in_order(tmp_path: Path) -> None:
     """Everything that arrives before the end is kept."""
-    _, events, _ = launch("import time; time.sleep(0.5)", [{"event": "started", "minibatch": 0}, {"event": "finished"}])
+    notices, told = [{"event": "started", "minibatch": 0}, {"event": "finished"}], tmp_path / "told"
+    _, events, _ = launch(until(told), notices, meanwhile=told.touch)
     assert [e["event"] for e in events] == ["started", "finished"]
 
 
@@ -98,30 +113,33 @@ def test_ranks_that_never_say_how_it_went_are_given_up() -> None:
     assert "no word" in ended.silent
 
 
-def test_a_signal_for_the_ranks_is_passed_to_srun() -> None:
+def test_a_signal_for_the_ranks_is_passed_to_srun(tmp_path: Path) -> None:
     """USR1 reaches srun, which forwards it."""
+    ready = tmp_path / "ready"
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(42))\n"
-        "from slurm_plugin import notice\n"
-        "time.sleep(30)"
+        f"open({str(ready)!r}, 'w')\n"
+        "time.sleep(60)"
     )
 
     def tell() -> None:
-        time.sleep(1.0)  # until the program has its handler
+        wait(ready.exists)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     assert launch(program, meanwhile=tell)[0] == Ended(42)
 
 
-def test_term_reaches_the_ranks_and_does_not_make_srun_kill_them() -> None:
+def test_term_reaches_the_ranks_and_does_not_make_srun_kill_them(tmp_path: Path) -> None:
     """srun would answer TERM by SIGKILL for the ranks; they get a TERM of their own through Slurm."""
+    slurm, told = FakeSlurm({"7": JobInfo("7", "RUNNING")}, []), tmp_path / "told"
 
     def tell() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
+        wait(lambda: slurm.done)
+        told.touch()
 
-    program = "import time; time.sleep(1)"
-    ended, _, slurm = launch(program, [{"event": "started", "minibatch": 0, "step": "5"}], meanwhile=tell)
+    ended, _, _ = launch(until(told), [{"event": "started", "minibatch": 0, "step": "5"}], meanwhile=tell, slurm=slurm)
     assert ended == Ended(0)
     assert slurm.done == [("cancel", "7", "5", "TERM")]
 
@@ -163,20 +181,26 @@ def test_a_death_in_what_is_no_training_is_left_to_srun() -> None:
     assert (ended.code, events, slurm.done) == (0, [], [])
 
 
-def test_once_training_has_begun_the_ranks_have_the_word() -> None:
+def test_once_training_has_begun_the_ranks_have_the_word(tmp_path: Path) -> None:
     """A dead task is then seen and saved from by its peers."""
-    program = "import time; time.sleep(0.6);" + DYING.replace("sleep(60)", "sleep(0.6)")
-    ended, events, _ = launch(program, [{"event": "started", "minibatch": 0}])
+    told = tmp_path / "told"
+    program = until(told) + DYING.replace("sleep(60)", "sleep(0.6)")
+    ended, events, _ = launch(program, [{"event": "started", "minibatch": 0}], meanwhile=told.touch)
     assert ended == Ended(0)
     assert [e["event"] for e in events] == ["started"]
 
 
-def test_the_smaller_side_of_a_cut_does_not_end_the_larger_ones_save() -> None:
+def test_the_smaller_side_of_a_cut_does_not_end_the_larger_ones_save(tmp_path: Path) -> None:
     """It says that it lost; what the others commit a moment later counts."""
     lost = {"event": "lost", "reason": "no minibatch is held", "error": "", "majority": False}
     ended, events, _ = launch(FOREVER, [FAULT, lost, COMMITTED], reachable=False)
     assert ended == Ended(None)
     assert [e["event"] for e in events] == ["fault", "lost", "committed"]
-    began = time.monotonic()
-    launch("import time; time.sleep(2)", [FAULT, lost], reachable=False)
-    assert time.monotonic() - began >= 2, "the step was ended at once"
+    end = tmp_path / "end"
+
+    def later() -> None:
+        time.sleep(2)
+        end.touch()
+
+    ended, _, _ = launch(until(end), [FAULT, lost], meanwhile=later, reachable=False)
+    assert ended == Ended(0), "the step was ended at once"

@@ -60,8 +60,8 @@ def test_one_that_hangs_says_nothing_and_delays_nobody(folder: Path) -> None:
         put(folder, name, "sleep 300")
     put(folder, "d", "exit 1")
     begun = time.monotonic()
-    assert [f.grade for f in look(folder, 0.3)].count(BAD) == 1
-    assert time.monotonic() - begun < 5
+    assert [f.grade for f in look(folder, 3)].count(BAD) == 1
+    assert time.monotonic() - begun < 30
 
 
 def test_they_learn_the_occasion_and_nothing_else(folder: Path) -> None:
