@@ -33,7 +33,9 @@ if play.get("save"):
     (job / f"m{{play['save']}}-r{{attempt}}").mkdir()
     (job / f"claim-r{{attempt}}.json").write_text("{{}}")
 print(play.get("says", ""), end="", flush=True)
-time.sleep(play.get("stays", 0))
+end = time.monotonic() + play.get("stays", 0)
+while time.monotonic() < end and not (here / "looked-for").exists():
+    time.sleep(0.05)
 sys.exit(play["code"])
 """
 
@@ -41,6 +43,7 @@ SCONTROL = """#!/bin/sh
 echo "$*" >> {here}/asked
 case "$*" in
 "show job 7" | "show job 7_3") cat {here}/job ;;
+"show step "*) touch {here}/looked-for ;;
 "requeue 7") kill -TERM $PPID ;;
 "show config") echo "SlurmdPort = {port}"; cat {here}/boot 2>/dev/null || : ;;
 "show node "*) for n in n1 n2 n3; do echo "NodeName=$n Arch=x"; echo "   NodeAddr=127.0.0.1 Port={port}"; done ;;
@@ -124,6 +127,6 @@ def fault(kind: str, rank: int, away: bool = False) -> dict[str, object]:
 
 STARTED = {"event": "started", "minibatch": 0, "restored": ""}
 COMMITTED = {"event": "committed", "directory": "/x", "minibatch": 4}
-# A launch that has saved, and whose srun does not end by itself.
-SAVED: dict[str, Any] = {"events": [STARTED, fault("death", 1), COMMITTED], "code": 0, "stays": 3}
+# A launch that has saved, and whose srun does not end before somebody asks for its step.
+SAVED: dict[str, Any] = {"events": [STARTED, fault("death", 1), COMMITTED], "code": 0, "stays": 50}
 ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}

@@ -29,7 +29,7 @@ DISTRIBUTION = "/usr/bin/python3"  # what slurmd and slurmctld find; it has no t
 def run(command: Sequence[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, without the caller's PYTHON* variables, and without any job's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SLURM", "SPANK", "JIT_"))}
-    return subprocess.run(command, cwd=cwd, env=kept | env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=cwd, env=kept | env, capture_output=True, text=True, timeout=280, check=False)
 
 
 def pip(cwd: Path, *words: str) -> None:
