@@ -238,7 +238,7 @@ class Cluster(Jobs):
                 found[host.name] = "on" if namespaces.plugged(host) else "cut"
         return found
 
-    def heal(self, timeout: float = 90.0) -> None:
+    def heal(self, timeout: float = 180.0) -> None:
         """Cancel all jobs, plug and power everything on, undo drains and wait until all is idle: between two tests.
 
         Raises:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed import Cluster
+from testbed.commands import TestbedError
 from tests.slurm.training import Training, submit
 
 HERE = Path(__file__).parent
@@ -28,10 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder runs on a real cluster."""
+    """Everything in this folder runs on a real cluster.
+
+    The first test brings that up, too, and the clean-up of each counts: on a busy machine minutes.
+    """
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +50,10 @@ def shared_cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     """The shared cluster, all of it idle; what the test leaves (jobs, dead nodes, drains) is put right after it."""
+    try:
+        shared_cluster.wait_idle(1)
+    except TestbedError:  # the clean-up of the test before failed; that is no reason for this one to fail
+        shared_cluster.heal()
     yield shared_cluster
     shared_cluster.heal()
 

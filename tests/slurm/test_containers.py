@@ -11,10 +11,11 @@ from tests.slurm.training import decisions
 
 def test_a_node_lost_under_ranks_in_a_container(cluster: Cluster, out: Path) -> None:
     """Relaunch on the spare node needs no Slurm command inside: jit-srun is outside."""
-    run = submit(cluster, small("container.sbatch", out), "--pause=0.2")
+    run = submit(cluster, small("container.sbatch", out), "--pause=0.2", "--wait=25")
     run.wait_minibatch(5)
     host = cluster.job(run.job)["BatchHost"]
     cluster.off(next(node for node in run.journal()[0]["nodes"] if node != host))
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert decisions(run) == ["relaunch", "done"]
     assert run.manifests()[0]["fault"]["unreachable"] == [1]
@@ -22,10 +23,11 @@ def test_a_node_lost_under_ranks_in_a_container(cluster: Cluster, out: Path) -> 
 
 def test_the_batch_host_lost_under_ranks_in_a_container(cluster: Cluster, out: Path) -> None:
     """jit-srun dies with its node and no rank can call Slurm: the plugin on the rank's node does, as the owner."""
-    run = submit(cluster, small("container.sbatch", out), "--pause=0.2")
+    run = submit(cluster, small("container.sbatch", out), "--pause=0.2", "--wait=25")
     run.wait_minibatch(5)
     host = cluster.job(run.job)["BatchHost"]
     cluster.off(host)
+    run.go()
     assert run.end() == "COMPLETED", run.log
     job = cluster.job(run.job)
     assert (job["Restarts"], job["ExcNodeList"]) == ("1", host)

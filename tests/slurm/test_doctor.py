@@ -14,8 +14,6 @@ import pytest
 from testbed import Cluster
 from testbed.plugin import REPO
 
-pytestmark = pytest.mark.timeout(240)
-
 DOCTOR = ("/usr/bin/python3", "-B", "-m", "jitmpi.cli", "doctor", "--json")
 PATIENCE = 150.0
 

@@ -98,9 +98,10 @@ def test_a_rank_that_stops_for_good(cluster: Cluster, reference: Training, out: 
 
 def test_a_node_powered_off_with_a_spare(cluster: Cluster, reference: Training, out: Path) -> None:
     """The spare takes over in the same allocation, without waiting for Slurm to notice."""
-    run = submit(cluster, out, trainee=("--pause=0.1",))
+    run = submit(cluster, out, trainee=("--pause=0.1", "--wait=30"))
     run.wait_minibatch(12)
     cluster.off(node_of(run, 1))
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
     assert decisions(run) == ["relaunch", "done"]
@@ -109,10 +110,11 @@ def test_a_node_powered_off_with_a_spare(cluster: Cluster, reference: Training, 
 
 def test_a_node_powered_off_without_a_spare(cluster: Cluster, reference: Training, out: Path) -> None:
     """Requeued with the node excluded, and running again without Slurm's two minutes."""
-    run = submit(cluster, out, nodes=3, trainee=("--pause=0.1",))
+    run = submit(cluster, out, nodes=3, trainee=("--pause=0.1", "--wait=30"))
     run.wait_minibatch(12)
     dead = node_of(run, 1)
     cluster.off(dead)
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
     assert decisions(run) == ["requeue", "done"]
@@ -121,18 +123,20 @@ def test_a_node_powered_off_without_a_spare(cluster: Cluster, reference: Trainin
 
 def test_the_batch_host_powered_off(cluster: Cluster, reference: Training, out: Path) -> None:
     """jit-srun dies with its node; a survivor asks for the requeue."""
-    run = submit(cluster, out, nodes=3, trainee=("--pause=0.1",))
+    run = submit(cluster, out, nodes=3, trainee=("--pause=0.1", "--wait=30"))
     run.wait_minibatch(12)
     cluster.off(cluster.job(run.job)["BatchHost"])
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
 
 
 def test_a_node_cut_from_the_network(cluster: Cluster, reference: Training, out: Path) -> None:
     """Both sides of the cut can write; one checkpoint is committed, by the larger side."""
-    run = submit(cluster, out, trainee=("--pause=0.1",))
+    run = submit(cluster, out, trainee=("--pause=0.1", "--wait=30"))
     run.wait_minibatch(12)
     cluster.cut(node_of(run, 1))
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
     assert len(run.manifests()) == 1
@@ -174,9 +178,10 @@ def test_data_loader_workers_with_random_augmentation(cluster: Cluster, out: Pat
 
 def test_the_time_limits_signal_is_a_planned_end(cluster: Cluster, reference: Training, out: Path) -> None:
     """USR1 before the time limit: saved, requeued, finished."""
-    run = submit(cluster, out, trainee=("--pause=0.2",))
+    run = submit(cluster, out, trainee=("--pause=0.2", "--wait=30"))
     run.wait_minibatch(12)
     cluster.on("head", "scancel", "--signal=USR1", run.job)
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
     assert run.manifests()[0]["fault"]["kind"] == "signal"
@@ -202,7 +207,7 @@ def test_a_bug_on_every_rank_stops_soon(cluster: Cluster, out: Path) -> None:
 
 def test_scancel_stays_cancelled(cluster: Cluster, out: Path) -> None:
     """What the user ended does not come back."""
-    run = submit(cluster, out, trainee=("--pause=0.2",))
+    run = submit(cluster, out, trainee=("--pause=0.2", "--wait=30"))
     run.wait_minibatch(12)
     cluster.on("head", "scancel", run.job)
     assert run.end() == "CANCELLED", run.log

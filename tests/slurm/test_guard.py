@@ -53,7 +53,9 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
     """
     first = "[ $SLURM_RESTART_COUNT ] || {{ echo began; sleep 600; }}\n"
     batch = "#!/bin/bash\n" + first + "exec jit-srun {srun} {shape} {program}\n"
-    run = submit(guarded, guarded.pfs / "sleeper", nodes=3, ranks=2, batch=batch, user=True)
+    run = submit(
+        guarded, guarded.pfs / "sleeper", nodes=3, ranks=2, batch=batch, user=True, trainee=("--pause=0.3", "--wait=30")
+    )
     fields = guarded.wait_state(run.job, "RUNNING", 60)
     run.wait(lambda: "began" in run.log, 30)
     wait_for("the notes", lambda: len(notes(guarded, run.job)) == 2, 20)
@@ -69,10 +71,9 @@ def test_a_script_that_has_started_nothing_yet(guarded: Cluster) -> None:
     guarded.off(host)
     guarded.wait_state(barred, "CANCELLED", 90)
     wait_for("the second life", lambda: guarded.job(run.job)["Restarts"] == "1", 90)
-    run.wait_minibatch(1, 90)
-    second = notes(guarded, run.job)
-    assert second, "it is watched again"
-    assert {note[2] for note in second.values()} == {"1"}
+    run.wait_minibatch(1)
+    wait_for("its second watch", lambda: {n[2] for n in notes(guarded, run.job).values()} == {"1"}, 60)
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert guarded.job(run.job)["ExcNodeList"] == host
     assert decisions(run) == ["done"]

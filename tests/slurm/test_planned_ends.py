@@ -58,7 +58,7 @@ def drain(cluster: Cluster, run: Training) -> None:
     scontrol("update", f"NodeName={node}", "State=DRAIN", "Reason=test")(cluster, run)
 
 
-LATER = ("kill:backward:1:24",)
+LATER = ("kill:backward:1:36",)
 ENDS = {
     "requeued-by-an-administrator": End(scontrol("requeue", "JOB"), ("requeue", "done"), ("signal",)),
     "requeued-by-its-owner": End(scontrol("requeue", "JOB", user=True), ("requeue", "done"), ("signal",), user=True),
@@ -83,10 +83,11 @@ def partition(cluster: Cluster) -> Iterator[None]:
 def test_the_matrix_of_planned_ends(cluster: Cluster, reference: Training, out: Path, name: str) -> None:
     """What is saved, what is decided, how the job ends; and what goes on ends in the undisturbed run's bits."""
     end = ENDS[name]
-    run = submit(cluster, out, *end.inject, trainee=("--pause=0.3",), user=end.user)
+    run = submit(cluster, out, *end.inject, trainee=("--pause=0.3", "--wait=30"), user=end.user)
     run.wait_minibatch(8)
     end.act(cluster, run)
-    assert run.end(timeout=240) == end.state, run.log
+    run.go()
+    assert run.end() == end.state, run.log
     assert [manifest["fault"]["kind"] for manifest in run.manifests()] == list(end.saved), run.log
     if end.state == "COMPLETED":
         assert tuple(decisions(run)) == end.decided, run.log
@@ -113,7 +114,7 @@ def test_a_reservation_that_ends_early_is_outlived(cluster: Cluster, reference: 
         run = submit(cluster, out, sbatch=("--reservation=r", "--time=10"), trainee=("--pause=1.0",))
         run.wait_minibatch(8)
         cluster.on(*scontrol, "update", "ReservationName=r", "EndTime=now+1")
-        assert run.end(timeout=240) == "COMPLETED", run.log
+        assert run.end() == "COMPLETED", run.log
     finally:
         cluster.on(*scontrol, "delete", "ReservationName=r", check=False)
     assert_equal(run, reference)
@@ -132,10 +133,14 @@ def test_a_time_limit_is_outlived(cluster: Cluster, reference: Training, out: Pa
 
 def test_a_preempted_job_comes_back(cluster: Cluster, reference: Training, out: Path) -> None:
     """A job of a better partition takes the nodes: saved within the grace time, requeued, finished afterwards."""
-    run = submit(cluster, out, sbatch=("--partition=low",), trainee=("--pause=0.2",))
+    run = submit(cluster, out, options="hang=off", sbatch=("--partition=low",), trainee=("--pause=0.2", "--wait=30"))
     run.wait_minibatch(12)
-    cluster.sbatch("--partition=high", "--nodes=5", "--exclusive", "--output=/dev/null", script="#!/bin/sh\nsleep 3\n")
-    assert run.end(timeout=300) == "COMPLETED", run.log
+    high = cluster.sbatch(
+        "--partition=high", "--nodes=5", "--exclusive", "--output=/dev/null", script="#!/bin/sh\nsleep 3\n"
+    )
+    cluster.wait_state(high, ("RUNNING", "COMPLETED"), 120)
+    run.go()
+    assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
     assert run.manifests()[0]["fault"]["kind"] == "signal"
     # Slurm 24.11 requeues a job once more after its good end when it had been preempted with a grace time before.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from slurm_plugin import contract
 from testbed import Cluster
 from tests.slurm.training import Training, assert_equal, decisions, submit
@@ -27,7 +25,6 @@ def door_of(job: str) -> tuple[str, str]:
     raise AssertionError(f"no process of job {job} knows of jit-srun")
 
 
-@pytest.mark.timeout(400)
 def test_strangers_do_not_disturb_a_failure(cluster: Cluster, reference: Training, out: Path) -> None:
     """Connections of nonsense to jit-srun without end while a rank dies: same bits, one minibatch again."""
     run = submit(cluster, out, "kill:backward:1:36", trainee=("--pause=0.4",), sbatch=("--exclude=n5",))

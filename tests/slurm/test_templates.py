@@ -84,10 +84,11 @@ def test_a_template_survives_a_killed_rank(cluster: Cluster, out: Path, name: st
 
 def test_torchrun_and_the_warning_before_the_time_limit(cluster: Cluster, out: Path) -> None:
     """USR1 reaches the ranks and does not end torchrun: saved, and back through the queue."""
-    run = submit(cluster, small("torchrun.sbatch", out), "--pause=0.3")
+    run = submit(cluster, small("torchrun.sbatch", out), "--pause=0.3", "--wait=12")
     run.wait_minibatch(5)
     cluster.on("head", "scancel", "-s", "USR1", run.job)
-    assert run.end(200) == "COMPLETED", run.log
+    run.go()
+    assert run.end() == "COMPLETED", run.log
     assert decisions(run) == ["requeue", "done"]
     assert run.manifests()[0]["fault"]["kind"] == "signal"
     assert run.replayed() <= 1
@@ -97,6 +98,6 @@ def test_torchrun_and_a_slow_save(cluster: Cluster, out: Path) -> None:
     """The survivor beside the dead rank needs longer than the 30 s that torchrun gives it."""
     run = submit(cluster, small("torchrun.sbatch", out), "--inject=kill:backward:1:5", "--slow-save=35")
     run.ranks = 4
-    assert run.end(200) == "COMPLETED", run.log
+    assert run.end() == "COMPLETED", run.log
     assert decisions(run) == ["relaunch", "done"]
     assert 0 in [file["rank"] for file in run.manifests()[0]["files"]]

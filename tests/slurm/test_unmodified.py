@@ -32,12 +32,13 @@ def test_a_killed_rank_in_an_old_script(cluster: Cluster, reference: Training, o
 
 def test_a_dead_node_in_an_old_script_with_a_spare(cluster: Cluster, reference: Training, out: Path) -> None:
     """spares=1 of four nodes: three ranks; when rank 0's node dies the spare takes over and the address moves along."""
-    run = submit(cluster, out, options="spares=1", sbatch=SPREAD, trainee=("--pause=0.1",), batch=ONE)
+    run = submit(cluster, out, options="spares=1", sbatch=SPREAD, trainee=("--pause=0.1", "--wait=30"), batch=ONE)
     run.wait_minibatch(12)
     launch = run.journal()[0]
     assert (len(launch["nodes"]), len(launch["spares"])) == (3, 1)
     host = cluster.job(run.job)["BatchHost"]
     cluster.off(next(n for n in launch["nodes"] if n != host))
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert_equal(run, reference)
     assert decisions(run) == ["relaunch", "done"]
@@ -46,13 +47,14 @@ def test_a_dead_node_in_an_old_script_with_a_spare(cluster: Cluster, reference: 
 def test_two_trainings_one_after_the_other(cluster: Cluster, reference: Training, out: Path) -> None:
     """A node dies in the second one and the job goes through the queue: it goes on, and the first one is over."""
     second = replace(reference, out=out / "second")
-    script = ONE + f"srun --export=ALL {program(second.out, '--pause=0.1')}\n"
+    script = ONE + f"srun --export=ALL {program(second.out, '--pause=0.1', '--wait=30')}\n"
     run = submit(cluster, out, "kill:forward:1:5", nodes=3, sbatch=SPREAD, batch=script)
     second = Training(cluster, run.job, out / "second", run.directory, 3)
-    second.wait_minibatch(12, 100)
+    second.wait_minibatch(12, 400)
     host = cluster.job(run.job)["BatchHost"]
     cluster.off(next(n for n in run.journal()[0]["nodes"] if n != host))
-    assert run.end(200) == "COMPLETED", run.log
+    second.go()
+    assert run.end() == "COMPLETED", run.log
     for training in (run, second):
         assert training.finals() == reference.finals(), run.log
         assert training.losses() == reference.losses(), run.log
@@ -65,11 +67,16 @@ def test_two_trainings_one_after_the_other(cluster: Cluster, reference: Training
 def test_two_trainings_at_the_same_time(cluster: Cluster, out: Path) -> None:
     """They share neither checkpoints nor nodes, and only the one that failed is started again."""
     a, b = out / "a", out / "b"
-    pair = OLD + (
-        "srun -N2 -n2 {program} &\nsleep 2\n"  # so that it gets the first nodes, which its MASTER_ADDR means
-        f"(export MASTER_PORT=$((MASTER_PORT + 1)) MASTER_ADDR=; exec srun -N2 -n2 sh -c '"
-        f"MASTER_ADDR=${{{{SLURM_STEP_NODELIST#n[}}}}; MASTER_ADDR=n${{{{MASTER_ADDR%%[-,]*}}}} exec "
-        f"{program(b, 'kill:backward:1:12')}') &\nwait\n"
+    first = "until squeue -h -s -j $SLURM_JOB_ID -o %i | grep -q '\\.0$'; do sleep 0.2; done\n"
+    pair = (
+        OLD
+        + (
+            "srun -N2 -n2 {program} &\n"
+            + first  # it gets the first nodes, which its MASTER_ADDR means
+            + f"(export MASTER_PORT=$((MASTER_PORT + 1)) MASTER_ADDR=; exec srun -N2 -n2 sh -c '"
+            f"MASTER_ADDR=${{{{SLURM_STEP_NODELIST#n[}}}}; MASTER_ADDR=n${{{{MASTER_ADDR%%[-,]*}}}} exec "
+            f"{program(b, 'kill:backward:1:12')}') &\nwait\n"
+        )
     )
     run = submit(cluster, out, f"--out={a}", ranks=2, sbatch=SPREAD, batch=pair)
     assert run.end() == "COMPLETED", run.log
@@ -97,8 +104,11 @@ PLAIN = {
     "environment": "srun -N1 -n1 --export=NONE,X=1 sh -c 'echo $X $HOME $PATH'",
     "clean path": "srun -N1 -n1 sh -c 'echo $PATH'",
     "terminal": "script -qec 'srun -N1 -n1 --pty tty' /dev/null | tr -d '\\r'",
-    "stopped by its caller": "timeout -s TERM 2 srun -N1 -n1 sleep 60",
-    "background": "srun -N1 -n1 sleep 60 & p=$!; sleep 2; kill -TERM $p; wait $p",
+    "stopped by its caller": "timeout -s TERM 10 srun -N1 -n1 sleep 60",
+    "background": (
+        "srun -N1 -n1 sh -c 'touch {out}/up; exec sleep 60' & p=$!; until [ -e {out}/up ]; do sleep 0.1; done; "
+        "rm {out}/up; kill -TERM $p; wait $p"
+    ),
     "output file": "srun -N1 -n1 -o {out}/file echo x; cat {out}/file",
     "descriptor": "srun --multi-prog <(echo 0-2 echo %t) | sort",
 }
@@ -117,7 +127,7 @@ def test_what_is_no_training_is_left_as_it_was(cluster: Cluster, out: Path) -> N
     job = cluster.sbatch(
         f"--jit-ckpt=dir={out}/state", "-N3", "--ntasks-per-node=1", f"--output={out}/log", script=script
     )
-    cluster.wait_state(job, "COMPLETED", 120)
+    cluster.wait_state(job, "COMPLETED", 400)
     for number, (what, text) in enumerate(PLAIN.items()):
         real, ours = ([_told(out / f"{number}.{k}.{w}") for w in ("code", "out", "err")] for k in ("real", "ours"))
         assert ours == real, f"{what}: {text}"
@@ -137,12 +147,13 @@ def _told(path: Path) -> list[str]:
 def test_the_batch_host_lost_under_what_is_no_training(cluster: Cluster, out: Path) -> None:
     """Slurm would let the job run on without its script: when a task elsewhere fails, the job comes back."""
     once = "[ -z $SLURM_RESTART_COUNT ] || exec echo again\n"
-    run = submit(cluster, out, nodes=2, batch="#!/bin/bash\n" + once + "srun sh -c 'sleep 15; exit 3'\nsleep 600\n")
-    cluster.wait_state(run.job, "RUNNING", 60)
-    run.wait(lambda: "srun" in cluster.on("head", "squeue", "-s", "-j", run.job, "-o", "%i srun").stdout, 30)
-    time.sleep(2)
+    step = f"srun sh -c 'touch {out}/up-$SLURM_PROCID; until [ -e {out}/go ]; do sleep 0.2; done; exit 3'\n"
+    run = submit(cluster, out, nodes=2, batch="#!/bin/bash\n" + once + step + "sleep 600\n")
+    run.wait(lambda: len([*out.glob("up-*")]) == 2, 120)
     host = cluster.job(run.job)["BatchHost"]
     cluster.off(host)
+    time.sleep(5)  # it runs on without its script
+    run.go()
     assert run.end() == "COMPLETED", run.log
     assert cluster.job(run.job)["ExcNodeList"] == host
     assert "again" in run.log

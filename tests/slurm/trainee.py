@@ -119,6 +119,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds each minibatch rests (outside evaluation)")
+    parser.add_argument("--wait", type=int, help="minibatch behind which all wait until there is a file OUT/go")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda: all ranks share the first GPU")
     parser.add_argument("--amp", action="store_true", help="half precision with a GradScaler")
     parser.add_argument("--disks", help="for quota: folder with the image of a file system with a quota for each rank")
@@ -217,6 +218,8 @@ def main() -> None:
             scheduler.step()
             run.state["seen"] = run.state.get("seen", 0) + len(x)
             time.sleep(args.pause)
+            while run.minibatch == args.wait and not os.path.exists(f"{args.out}/go"):
+                time.sleep(0.05)
             hook("between")
     finish(args, model, run)
 
