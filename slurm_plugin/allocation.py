@@ -23,7 +23,7 @@ class Site:
         job: how Slurm addresses the job, and its directory's name: "123", or "100_7" for a task of an array.
         restarts: how often the job has been through the queue.
         nodes: the nodes that may be used, in Slurm's order; need: how many of them a launch takes.
-        addresses: node -> (IP address, port of slurmd); empty when Slurm did not answer, then none can be asked.
+        addresses: node -> (IP address, port of slurmd); empty when Slurm or DNS did not answer, then none can be asked.
         hosts: node -> its address as Slurm's configuration has it, for the ranks to look up themselves: on a node its
             own name may mean 127.0.1.1.
         host: this machine as the ranks reach it.
@@ -68,7 +68,8 @@ def find_site(slurm: Slurm, environ: Mapping[str, str], request: Request) -> Sit
         known = slurm.nodes({*held, me} - {""})
     except SlurmError:
         known = {}
-    addresses = {n: (notice.resolve(known[n].address), known[n].port) for n in nodes if n in known}
+    found = notice.resolve_all({n: known[n].address for n in nodes if n in known})
+    addresses = {n: (address, known[n].port) for n, address in found.items()}
     host = known[me].address if me in known else (me or notice.this_host())
     return Site(
         request=request,

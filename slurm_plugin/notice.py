@@ -29,6 +29,7 @@ AGAIN: Final = 0.05  # seconds until a caller that was turned away calls again
 AT_ONCE: Final = 256  # nodes: a process has 1024 files as a rule, and a node that got none of them is not dead
 MAC_BYTES: Final = 32
 REPLY: Final = b"ok\n"
+RESOLVE_S: Final = 10.0  # seconds for the addresses of all of a job's nodes
 
 
 def encode(event: Mapping[str, Any], key: str) -> bytes:
@@ -239,9 +240,32 @@ def resolve(host: str, lookup: Callable[..., list[Any]] = socket.getaddrinfo) ->
     Of two kinds the old one: slurmd listens to the new one only where slurm.conf says EnableIPv6, and then to both.
     """
     try:
-        found = lookup(host, None, type=socket.SOCK_STREAM)
+        return _address(host, lookup)
     except OSError:
         return host
+
+
+def resolve_all(
+    hosts: Mapping[str, str],
+    lookup: Callable[..., list[Any]] = socket.getaddrinfo,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, str]:
+    """Find the IP addresses of many hosts: name -> host in, name -> address out, for those that can be found now.
+
+    Where the name service is out, each question takes its whole deadline: after RESOLVE_S seconds no more are asked.
+    """
+    deadline = clock() + RESOLVE_S
+    found = {}
+    for name, host in hosts.items():
+        if clock() > deadline:
+            break
+        with contextlib.suppress(OSError):
+            found[name] = _address(host, lookup)
+    return found
+
+
+def _address(host: str, lookup: Callable[..., list[Any]]) -> str:
+    found = lookup(host, None, type=socket.SOCK_STREAM)
     return str(next((info for info in found if info[0] == socket.AF_INET), found[0])[4][0])
 
 

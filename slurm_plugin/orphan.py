@@ -161,10 +161,11 @@ def is_lost(slurm: Slurm, job: JobInfo, node: str) -> bool:
 
 
 def silent(slurm: Slurm, job: JobInfo) -> tuple[str, ...]:
-    """Return the nodes of a job that do not answer."""
+    """Return the nodes of a job that do not answer; one whose address cannot be found cannot be asked."""
     nodes = slurm.nodes(job.nodes)
-    heard = notice.answering({name: (notice.resolve(n.address), n.port) for name, n in nodes.items()})
-    return tuple(name for name in nodes if name not in heard)
+    found = notice.resolve_all({name: n.address for name, n in nodes.items()})
+    heard = notice.answering({name: (address, nodes[name].port) for name, address in found.items()})
+    return tuple(name for name in found if name not in heard)
 
 
 def log(text: str) -> None:

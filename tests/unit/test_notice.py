@@ -200,6 +200,21 @@ def test_it_is_reached_by_both_kinds_of_addresses(host: str) -> None:
     here.close()
 
 
+def test_a_name_service_that_is_out_makes_no_node_dead() -> None:
+    """What cannot be found is left out, and not every node is waited for."""
+    now = [0.0]
+
+    def slow(host: str, *_: Any, **__: Any) -> list[Any]:
+        now[0] += 4.0
+        if host == "lost":
+            raise socket.gaierror("Temporary failure in name resolution")
+        return [(socket.AF_INET, 0, 0, "", ("10.0.0.1", 0))]
+
+    hosts = {"n1": "a", "n2": "lost", "n3": "b", "n4": "c", "n5": "d"}
+    found = notice.resolve_all(hosts, slow, lambda: now[0])
+    assert found == {"n1": "10.0.0.1", "n3": "10.0.0.1"}
+
+
 def test_slurmd_is_asked_at_the_address_at_which_it_listens() -> None:
     """Where names have addresses of both kinds, Slurm uses the old one; all nodes would count as dead at the other."""
     new, old = ((f, 0, 0, "", (a, 0)) for f, a in ((socket.AF_INET6, "fd00::7"), (socket.AF_INET, "10.0.0.7")))

@@ -85,6 +85,16 @@ def test_it_comes_back_once_slurm_has_lost_the_node_too(event: str) -> None:
     assert "jit-srun is dead with n1" in world.said[0]
 
 
+def test_a_node_whose_address_cannot_be_found_is_not_left_out() -> None:
+    """Where the name service is out that is so for all of them, and the job would have no nodes left."""
+    world = World("given up")
+    world.slurm.known["n2"] = replace(world.slurm.known["n2"], address="n2.invalid")
+    assert world.see_to()
+    away = world.slurm.done[1][3]
+    assert "n2" not in away
+    assert {"n1", "n3"} <= set(away)
+
+
 @pytest.mark.parametrize("events", [["answers"], ["", "", "answers"], ["", "requeued", "given up"], ["drained"], []])
 def test_a_job_that_somebody_sees_to_is_left_alone(events: list[str]) -> None:
     """jit-srun's node answers, now or again; a rank has requeued it; Slurm never loses the node, or has it drained."""
