@@ -51,6 +51,14 @@ def asked(cluster: Cluster, *words: str, **env: str) -> tuple[bool, str]:
     return fields.get("ExpeditedRequeue") == "Yes", fields["Requeue"]
 
 
+def started(cluster: Cluster) -> str:
+    """Submit a job on two nodes; its script has begun, or Slurm would take it for one that never started."""
+    script = f"#!/bin/bash\ntouch {cluster.pfs}/began-$SLURM_JOB_ID\nsleep 300\n"
+    job = cluster.sbatch("--jit-ckpt", "-N2", script=script)
+    wait_for("its script", (cluster.pfs / f"began-{job}").exists, 60)
+    return job
+
+
 def runs_again(cluster: Cluster, job: str) -> dict[str, str]:
     """Wait until a job runs for the second time."""
 
@@ -86,8 +94,7 @@ def test_a_training_comes_back_at_once(cluster: Cluster, out: Path) -> None:
 
 def test_a_lost_node_does_not_end_the_job(cluster: Cluster) -> None:
     """no-kill counts as ever: the job runs on with one node less."""
-    job = cluster.sbatch("--jit-ckpt", "-N2", script="#!/bin/bash\nsleep 300\n")
-    cluster.wait_state(job, "RUNNING", 30)
+    job = started(cluster)
     cluster.on("head", "scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     wait_for("a job of one node", lambda: cluster.job(job)["NodeList"] == "n1", 30)
     fields = cluster.job(job)
@@ -96,8 +103,7 @@ def test_a_lost_node_does_not_end_the_job(cluster: Cluster) -> None:
 
 def test_a_job_that_lost_all_its_nodes_comes_back(cluster: Cluster) -> None:
     """On other nodes, without Slurm's delay."""
-    job = cluster.sbatch("--jit-ckpt", "-N2", script="#!/bin/bash\nsleep 300\n")
-    cluster.wait_state(job, "RUNNING", 30)
+    job = started(cluster)
     for node in ("n1", "n2"):
         cluster.on("head", "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     assert runs_again(cluster, job)["NodeList"] == "n[3-4]"
