@@ -104,6 +104,9 @@ def test_a_lost_node_does_not_end_the_job(cluster: Cluster) -> None:
 def test_a_job_that_lost_all_its_nodes_comes_back(cluster: Cluster) -> None:
     """On other nodes, without Slurm's delay."""
     job = started(cluster)
+    # Really off: a node that answers is back in service at once, with the old script still on it.
+    for node in ("n1", "n2"):
+        cluster.off(node)
     for node in ("n1", "n2"):
         cluster.on("head", "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     assert runs_again(cluster, job)["NodeList"] == "n[3-4]"
