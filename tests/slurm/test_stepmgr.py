@@ -15,7 +15,7 @@ WAITS = ("--pause=0.1", "--wait=30")
 
 
 @pytest.fixture(scope="module")
-def delegating() -> Iterator[Cluster]:
+def five() -> Iterator[Cluster]:
     """Five nodes; `sbatch --stepmgr` is allowed."""
     version = slurm_version()
     if tuple(map(int, version.split(".")[:2])) < (24, 5):
@@ -23,6 +23,13 @@ def delegating() -> Iterator[Cluster]:
     conf = ("SlurmctldParameters=enable_stepmgr", "PrologFlags=Alloc,Contain")
     with Cluster(f"stepmgr-{os.getpid()}", nodes=5, plugin=True, conf=conf) as up:
         yield up
+
+
+@pytest.fixture
+def delegating(five: Cluster) -> Iterator[Cluster]:
+    """Those, whole again after each test."""
+    yield five
+    five.heal()
 
 
 def test_a_node_lost_under_a_step_manager(delegating: Cluster) -> None:
@@ -36,7 +43,7 @@ def test_a_node_lost_under_a_step_manager(delegating: Cluster) -> None:
     assert run.end() == "COMPLETED", run.log
     assert decisions(run) == ["relaunch", "done"]
     assert run.replayed() <= 1
-    delegating.heal()
+    assert all(len(losses) == 1 for losses in run.losses().values()), "what was replayed had other bits"
 
 
 def test_the_step_manager_lost_with_its_node(delegating: Cluster) -> None:
@@ -51,3 +58,4 @@ def test_the_step_manager_lost_with_its_node(delegating: Cluster) -> None:
     assert (job["Restarts"], job["ExcNodeList"]) == ("1", host)
     assert len(run.manifests()) == 1
     assert run.replayed() <= 1
+    assert all(len(losses) == 1 for losses in run.losses().values()), "what was replayed had other bits"
